@@ -27,6 +27,7 @@ blocks, and poll in a thread); a decoder in the reader (slices pass through as t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -70,8 +71,9 @@ class StreamFull(StreamError):
 class OffsetOutOfRange(StreamError):
     """The log does not hold `wanted`: below `start` retention has deleted it, above `end` the topic was made anew."""
 
-    def __init__(self, topic: str, partition: int, wanted: int, start: int, end: int) -> None:
-        why = "retention has deleted it" if wanted < start else "the topic was recreated or lost its tail"
+    def __init__(self, topic: str, partition: int, wanted: int, start: int, end: int, why: str | None = None) -> None:
+        if why is None:
+            why = "retention has deleted it" if wanted < start else "the topic was recreated or lost its tail"
         super().__init__(f"{topic}[{partition}] holds offsets {start} to {end} (exclusive), not {wanted}: {why}")
         self.topic = topic
         self.partition = partition
@@ -106,6 +108,12 @@ class TopicSpec:
     retention_s: float | None = None
     retention_bytes: int | None = None
     max_record_bytes: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", self.name):
+            raise ValueError(f"topic name {self.name!r} must be 1 to 249 of A-Z a-z 0-9 . _ -")
+        if self.partitions < 1:
+            raise ValueError(f"topic {self.name}: partitions={self.partitions} must be at least 1")
 
 
 class Record(Protocol):
@@ -150,9 +158,7 @@ class Writer(Protocol):
     took is either delivered or counted in `failed` and handed to on_failure; a process that is killed loses what it still buffers.
     """
 
-    def append(
-        self, topic: str, key: bytes, value: bytes, headers: Headers = (), timestamp_ms: int | None = None
-    ) -> None:
+    def append(self, topic: str, key: bytes, value: bytes, headers: Headers = (), timestamp_ms: int | None = None) -> None:
         """Take one record; never waits for IO. timestamp_ms None means now.
 
         Raises StreamFull, RecordTooLarge, UnknownTopic (when the backend can tell at once; else on_failure gets it).
@@ -248,9 +254,7 @@ class Stream(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None: ...
 
 
 def record_bytes(key: bytes, value: bytes, headers: Headers) -> int:
