@@ -1,0 +1,130 @@
+"""Decisions and outcomes: what a router says of each request. Written so that routers other than ours can write them, too.
+
+A decision is written when the request is dispatched, its outcome when the answer ended or failed; both carry the request id, which is
+the stream key. Token ids and text never appear: a prompt is its chain of block hashes. null means "not known" or "not reported", never 0.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import AfterValidator, Field
+
+from schemas.block_hash import U64
+from schemas.workers import StreamModel, Trust
+
+Name = Annotated[str, Field(min_length=1, max_length=1024)]
+Tokens = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+def pack_hashes(hashes: U64) -> str:
+    """u64 hashes -> base64 of their little-endian bytes."""
+    return base64.b64encode(hashes.astype("<u8", copy=False).tobytes()).decode()
+
+
+def unpack_hashes(packed: str) -> U64:
+    """The inverse of `pack_hashes`. Raises ValueError when the text is no base64 of whole u64."""
+    try:
+        raw = base64.b64decode(packed, validate=True)
+    except binascii.Error as e:
+        raise ValueError("hashes must be base64 of little-endian u64") from e
+    if len(raw) % 8:
+        raise ValueError(f"hashes must be whole u64: {len(raw)} bytes are not a multiple of 8")
+    return np.frombuffer(raw, "<u8")
+
+
+def _packed(value: str) -> str:
+    unpack_hashes(value)
+    return value
+
+
+PackedHashes = Annotated[str, AfterValidator(_packed), Field(description="base64 of little-endian u64 block hashes")]
+
+
+class Candidate(StreamModel):
+    """One worker as the policy saw it. Overlap counts tokens of the longest contiguous prefix held."""
+
+    worker: Name
+    rank: int | None = Field(None, ge=0, description="null: the router does not choose ranks")
+    overlap_tokens: Tokens = Field(description="confirmed by KV events, any tier")
+    overlap_gpu_tokens: Tokens = Field(description="of these, on the GPU")
+    speculative_tokens: Tokens = Field(0, description="further tokens expected from requests dispatched but not yet confirmed")
+    queue_s: Seconds | None = Field(None, description="predicted wait before this request's prefill")
+    prefill_s: Seconds | None = Field(None, description="predicted prefill of the uncached tokens")
+    decode_s: Seconds | None = Field(None, description="predicted cost of running beside the decodes there")
+    cost_s: float | None = Field(None, description="what the policy minimised; null: the policy has no cost")
+    epoch: int | None = Field(None, ge=0, description="clock of the worker's cache that the index had applied")
+    seq: int | None = Field(None, ge=0)
+    trust: Trust
+    in_flight: int = Field(0, ge=0, description="requests of this router on that worker")
+
+
+class Attempt(StreamModel):
+    """One dispatch of the request to a worker that failed before the first byte."""
+
+    worker: Name
+    error: str = Field(max_length=1000)
+    after_s: Seconds
+
+
+class Decision(StreamModel):
+    """Where a request was sent, and what was known then."""
+
+    version: Literal[1] = 1
+    request_id: Name
+    time_s: float = Field(description="unix seconds of the dispatch")
+    router: Name = Field(description="which router replica")
+    pool: Name
+    model: Name
+    path: str = Field(max_length=1024, description="HTTP path, such as /v1/chat/completions")
+    route: str = Field("default", max_length=1024, description="the caller's name for this kind of traffic")
+    tenant: str = Field("default", max_length=1024)
+    session_id: str | None = Field(None, max_length=1024)
+    stream: bool | None = None
+    policy: Name
+    policy_version: str = Field(max_length=100)
+    token_source: Literal["exact", "engine", "text", "none"] = Field(
+        description="exact: own tokenizer; engine: its /tokenize; text: approximated from characters; none: the prefix is unknown"
+    )
+    prompt_tokens: Tokens | None = None
+    block_size: int | None = Field(None, ge=1)
+    lora: str | None = Field(None, max_length=1024)
+    chain: PackedHashes | None = Field(None, description="names of the prompt's full blocks in order; null: unknown")
+    worker: Name = Field(description="the worker that the request went to in the end")
+    rank: int | None = Field(None, ge=0)
+    candidates: tuple[Candidate, ...] = Field((), max_length=1024, description="the chosen worker and the best others, by cost")
+    workers_considered: int = Field(0, ge=0)
+    best_overlap_worker: Name | None = None
+    best_overlap_tokens: Tokens | None = Field(None, description="longest prefix held anywhere in the pool")
+    margin_s: float | None = Field(None, description="cost of the runner-up minus cost of the chosen")
+    index_lag_s: Seconds | None = Field(None, description="age of the newest KV batch applied from the chosen worker")
+    decide_us: float | None = Field(None, ge=0, description="time that the decision took, tokenizing left out")
+    tokenize_us: float | None = Field(None, ge=0)
+    attempts: tuple[Attempt, ...] = Field((), max_length=64)
+
+
+class Outcome(StreamModel):
+    """How a request ended."""
+
+    version: Literal[1] = 1
+    request_id: Name
+    time_s: float = Field(description="unix seconds at which the answer ended")
+    worker: Name | None = Field(None, description="null: no worker could be tried")
+    rank: int | None = Field(None, ge=0)
+    status: int | None = Field(None, ge=100, lt=600, description="HTTP status sent to the client; null: the client left first")
+    error: str | None = Field(None, max_length=1000, description="null: none. timeout, connect, disconnect, upstream ...")
+    ttft_s: Seconds | None = Field(None, description="dispatch to first content byte; null for answers that do not stream")
+    e2e_s: Seconds | None = None
+    prompt_tokens: Tokens | None = Field(None, description="as the engine reported")
+    cached_tokens: Tokens | None = None
+    created_tokens: Tokens | None = None
+    completion_tokens: Tokens | None = None
+    engine_queue_s: Seconds | None = None
+    engine_ttft_s: Seconds | None = None
+    request_bytes: int | None = Field(None, ge=0)
+    response_bytes: int | None = Field(None, ge=0)
+    retries: int = Field(0, ge=0)
