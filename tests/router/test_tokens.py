@@ -66,8 +66,6 @@ def folder_with(tmp_path, template, config=None):
     (tmp_path / "tokenizer.json").write_bytes((TOKENIZER / "tokenizer.json").read_bytes())
     content = {"bos_token": {"content": "<s>"}, "chat_template": template} | (config or {})
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
-        json.dumps({"bos_token": {"content": "<s>"}, "chat_template": template} | (config or {}))
-    )
     return tmp_path
 
 
