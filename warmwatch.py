@@ -1,2 +1,100 @@
-"""The `warmwatch` command."""
-def main() -> None: ...
+"""The `warmwatch` command: one subcommand a process or question; each imports its package only when called."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from typing import Any
+
+from schemas.settings import EXIT_BAD_SETTINGS, Settings, SettingsError, load
+
+EXIT_TROUBLE = 1
+
+
+@dataclass(frozen=True)
+class Subcommand:
+    """Where its settings class and its function live (module:name), and the extra that installs what they need."""
+
+    help: str
+    settings: str
+    run: str
+    extra: str
+
+
+SUBCOMMANDS: dict[str, Subcommand] = {
+    "demo": Subcommand(
+        "a fleet of mock workers with everything else, in one command", "simulator.demo:DemoSettings", "simulator.demo:run", "all"
+    ),
+    "bridge": Subcommand(
+        "runs beside workers: KV events and load -> stream",
+        "collector.bridge.settings:BridgeSettings",
+        "collector.bridge.run:run",
+        "bridge",
+    ),
+    "collect": Subcommand("the stream -> DuckDB", "collector.settings:CollectorSettings", "collector.ingest:run", "collector"),
+    "route": Subcommand("prefix-aware OpenAI-compatible router", "router.settings:RouterSettings", "router.app:run", "router"),
+    "dashboard": Subcommand("the dashboard in a browser", "dashboard.settings:DashboardSettings", "dashboard.run:run", "dashboard"),
+    "sql": Subcommand("a question to the published database", "schemas.tables.ask:AskSettings", "schemas.tables.ask:run", "collector"),
+    "mark": Subcommand("note a change: a deploy, a new prompt, a scale-out", "schemas.mark:MarkSettings", "schemas.mark:run", "bridge"),
+    "mock-engine": Subcommand("a mock vLLM server", "simulator.settings:MockEngineSettings", "simulator.engine:run", "all"),
+    "traffic": Subcommand("agent traffic against any OpenAI address", "simulator.settings:TrafficSettings", "simulator.traffic:run", "all"),
+    "json-schemas": Subcommand(
+        "JSON Schemas of the stream's records, for routers of your own", "schemas.export:ExportSettings", "schemas.export:run", "bridge"
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a subcommand. Returns 0, or 1 for trouble while running, or 2 for a wrong setting; the message is on stderr."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if argv[0] == "--version":
+        print(metadata.version("warmwatch"))
+        return 0
+    name, rest = argv[0], argv[1:]
+    if name not in SUBCOMMANDS:
+        print(f"warmwatch: no subcommand {name!r}; there are {', '.join(SUBCOMMANDS)}", file=sys.stderr)
+        return EXIT_BAD_SETTINGS
+    subcommand = SUBCOMMANDS[name]
+    try:
+        settings_class = _find(subcommand.settings)
+        run = _find(subcommand.run)
+    except ModuleNotFoundError as e:
+        print(
+            f"warmwatch {name}: the package {e.name!r} is not installed; this subcommand needs pip install 'warmwatch[{subcommand.extra}]'",
+            file=sys.stderr,
+        )
+        return EXIT_BAD_SETTINGS
+    try:
+        settings: Settings = load(settings_class, rest)
+        logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        return int(run(settings) or 0)
+    except SettingsError as e:
+        print(f"warmwatch {name}: {e}", file=sys.stderr)
+        return EXIT_BAD_SETTINGS
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+def usage() -> str:
+    lines = ["usage: warmwatch SUBCOMMAND [--help] [options]", "", __doc__.split(":", 1)[0] + ":", ""]
+    lines += [f"  {name:<13} {s.help}" for name, s in SUBCOMMANDS.items()]
+    return "\n".join(lines)
+
+
+def _find(where: str) -> Any:
+    module, _, name = where.partition(":")
+    return getattr(import_module(module), name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

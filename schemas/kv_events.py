@@ -24,9 +24,11 @@ Event kinds:
     REMOVED        each hash named once is one physical copy gone
     CLEARED        the worker's whole cache is empty
     EPOCH_STARTED  a new incarnation; the cache is empty (COMPLETE), or its earlier content is unknown (no flag): trust is degraded
-    GAP            engine batches seq .. parent (both included) are lost for good: trust is degraded until a clear, a COMPLETE snapshot or a new COMPLETE epoch
-    SNAPSHOT       the blocks that the bridge holds resident; FIRST starts a new list, later ones continue it, LAST ends it; a hash named n
-                   times has n copies. COMPLETE: the bridge had seen every event, so the list may replace a reader's state and heals its trust
+    GAP            engine batches seq .. parent (both included) are lost for good: trust is degraded until a clear, a COMPLETE
+                   snapshot or a new COMPLETE epoch
+    SNAPSHOT       the blocks that the bridge holds resident; FIRST starts a new list, later ones continue it, LAST ends it; a hash
+                   named n times has n copies. COMPLETE: the bridge had seen every event, so the list may replace a reader's state
+                   and heals its trust
     REPORTED       blocks announced again though nothing was stored (kv_cache_report_mode=full); residency is unchanged
     UNNAMED        `parent` counts blocks that the engine stored without tokens and that no earlier event named: residency unknown
 """
@@ -242,10 +244,11 @@ def unpack(records: list[bytes]) -> Unpacked:
     spans = np.zeros((2, n), np.int64)
     ok = np.zeros(n, np.bool_)
     events, hashes = np.empty(len(words), np.uint64), np.empty(len(words), np.uint64)
-    n_events, n_hashes = _unpack(words, ends, heads, spans, ok, events, hashes)
+    found_events, found_hashes = _unpack(words, ends, heads, spans, ok, events, hashes)
     return Unpacked(
         heads[0], heads[1], heads[2], heads[3], heads[4].view(np.float64), heads[5].view(np.float64),
-        spans[0], spans[1], ok, events[: n_events * EVENT_WORDS].view(EVENT), hashes[:n_hashes],
+        spans[0], spans[1], ok, events[: found_events * EVENT_WORDS].view(EVENT),
+        hashes[:found_hashes],
     )  # fmt: skip
 
 
@@ -256,9 +259,9 @@ def unpack(records: list[bytes]) -> Unpacked:
 def _unpack(words, ends, heads, spans, ok, events, hashes):  # type: ignore[no-untyped-def]
     low32 = np.uint64(0xFFFFFFFF)
     low16 = np.uint64(0xFFFF)
-    e_at = 0
-    h_at = 0
-    start = 0
+    e_at = np.int64(0)
+    h_at = np.int64(0)
+    start = np.int64(0)
     for r in range(len(ends)):
         end = ends[r]
         size = end - start

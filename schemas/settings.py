@@ -3,11 +3,12 @@
 A process declares a subclass of `Settings`; each field is one setting:
 
     class CollectorSettings(Settings):
+        command = "collect"
         data_dir: Path = Field(Path("data"), description="folder of the published database")
 
 gives `--data-dir`, `WARMWATCH_DATA_DIR` and `data_dir = ...` in the file named by `--config` or `WARMWATCH_CONFIG` (top level, or in a
 table named after the subcommand, which wins). A wrong value, or an unknown key in the file's own table, stops the start with a message
-that names the key and says what would be right; secrets (`SecretStr`) never appear in it.
+that names the key and says what would be right; secrets never appear in it. Building a class directly (tests, the demo) reads nothing.
 """
 
 from __future__ import annotations
@@ -16,14 +17,22 @@ import argparse
 import os
 import secrets
 import tomllib
-import types
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+from pydantic_settings import (
+    SettingsError as LibrarySettingsError,
+)
 
 from schemas.block_hash import HashKey
 
@@ -35,12 +44,22 @@ class SettingsError(Exception):
     """A setting is wrong; the message names it and says what would be right."""
 
 
-class Settings(BaseModel):
+class Settings(BaseSettings):
     """What all processes share. Subclasses add their own and set `command`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix=PREFIX,
+        cli_kebab_case=True,
+        cli_avoid_json=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        hide_input_in_errors=True,
+    )
     command: ClassVar[str] = ""
 
+    config: Path | None = Field(None, description="TOML file with settings")
     stream: str = Field(
         "local:data/stream.sqlite",
         description="the stream: local:FILE (embedded, one machine) or kafka://HOST:PORT[,HOST:PORT]",
@@ -52,7 +71,7 @@ class Settings(BaseModel):
         Path("data/hash.key"), description="file that holds the hash key; with a local stream it is made when missing"
     )
     topic_prefix: str = Field("", max_length=100, pattern=r"^[a-zA-Z0-9._-]*$", description="put before every topic name")
-    log_level: typing.Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
 
     def key(self) -> HashKey:
         """The hash key. Raises SettingsError when there is none, or when it is not 32 hexadecimal digits."""
@@ -64,84 +83,61 @@ class Settings(BaseModel):
             return _parse_key(self.hash_key_file.read_text(), f"hash_key_file {self.hash_key_file}")
         except OSError as e:
             raise SettingsError(
-                f"setting `hash_key`: none given and {self.hash_key_file} cannot be read ({e.strerror}); every process of a deployment needs "
-                f"the same key: set {PREFIX}HASH_KEY, or write 32 hexadecimal digits (openssl rand -hex 16) to that file"
+                f"setting `hash_key`: none given and {self.hash_key_file} cannot be read ({e.strerror}); every process of a deployment "
+                f"needs the same key: set {PREFIX}HASH_KEY, or write 32 hexadecimal digits (openssl rand -hex 16) to that file"
             ) from e
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
 
 
 S = TypeVar("S", bound=Settings)
 
 
-def load(cls: type[S], argv: Sequence[str], environ: Mapping[str, str] | None = None) -> S:
+def load(cls: type[S], argv: Sequence[str]) -> S:
     """Builds the settings of one process. Exits with help for --help; raises SettingsError for anything wrong."""
-    environ = os.environ if environ is None else environ
-    given = vars(parser(cls).parse_args(argv))
-    config = given.pop("config") or environ.get(PREFIX + "CONFIG")
-    values: dict[str, Any] = {}
-    origin: dict[str, str] = {}
-    for source, found in (
-        (f"in {config}", _file_values(cls, Path(config)) if config else {}),
-        ("from the environment", _environment_values(cls, environ)),
-        ("on the command line", {k: v for k, v in given.items() if v is not None}),
-    ):
-        values |= found
-        origin |= dict.fromkeys(found, source)
+    first_look = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first_look.add_argument("--config", default=os.environ.get(PREFIX + "CONFIG"))
+    config = first_look.parse_known_args(argv)[0].config
+    file = _file_values(cls, Path(config)) if config else {}
+
+    command = cls.command
+
+    class Loaded(cls):  # type: ignore[misc, valid-type]
+        __doc__ = (
+            f"{(cls.__doc__ or '').strip()}
+
+Every flag is also an environment variable ({PREFIX}LOG_LEVEL for --log-level) "
+            "and a key of the settings file."
+        )
+
+        @classmethod
+        def settings_customise_sources(cls, settings_cls: type[BaseSettings], *_: Any, **__: Any) -> tuple[PydanticBaseSettingsSource, ...]:
+            flags: CliSettingsSource[Any] = CliSettingsSource(settings_cls, cli_parse_args=list(argv), cli_prog_name=f"warmwatch {command}")
+            return flags, EnvSettingsSource(settings_cls), InitSettingsSource(settings_cls, file)
+
     try:
-        return cls.model_validate(values)
+        found = Loaded()
     except ValidationError as e:
-        raise SettingsError(explain(e, origin)) from e
+        raise SettingsError(explain(e)) from e
+    except LibrarySettingsError as e:
+        raise SettingsError(str(e)) from e
+    return cls.model_construct(**dict(found))  # type: ignore[return-value]  # the plugin widens a generic's model_construct
 
 
-def parser(cls: type[Settings]) -> argparse.ArgumentParser:
-    """One flag a setting, with its environment variable and default in the help text."""
-    out = argparse.ArgumentParser(prog=f"warmwatch {cls.command}", description=(cls.__doc__ or "").strip().splitlines()[0])
-    out.add_argument("--config", metavar="FILE", help=f"TOML file with settings [{PREFIX}CONFIG]")
-    for name, field in cls.model_fields.items():
-        default = "none" if field.default is None else "required" if field.is_required() else str(field.default)
-        text = f"{field.description} [{PREFIX}{name.upper()}; {default}]".replace("%", "%%")
-        if _is(field, bool):
-            out.add_argument(_flag(name), action=argparse.BooleanOptionalAction, default=None, help=text)
-        else:
-            out.add_argument(_flag(name), metavar=name.upper(), nargs="*" if _is_list(field) else None, help=text)
-    return out
-
-
-def explain(error: ValidationError, origin: Mapping[str, str] | None = None) -> str:
-    """One line for each thing that is wrong, naming the key, where it came from, and what would be right."""
+def explain(error: ValidationError) -> str:
+    """One line for each thing that is wrong, naming the key and what would be right. Never the value: it may be a secret."""
     lines = []
-    for e in error.errors(include_url=False):
+    for e in error.errors(include_url=False, include_input=False):
         key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in e["loc"]).lstrip(".")
         if e["type"] == "extra_forbidden":
             lines.append(f"setting `{key}`: unknown; see --help for those that exist")
-            continue
-        top = str(e["loc"][0]) if e["loc"] else ""
-        where = f" ({origin[top]})" if origin and top in origin else ""
-        got = "" if e["type"] == "missing" or "secret" in top or "key" in top else f", got {e['input']!r}"
-        lines.append(f"setting `{key}`{where}: {e['msg'].removeprefix('Value error, ')}{got}")
+        else:
+            lines.append(f"setting `{key}`: {e['msg'].removeprefix('Value error, ')}" if key else e["msg"].removeprefix("Value error, "))
     return "\n".join(lines)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _is(field: FieldInfo, kind: type) -> bool:
-    return field.annotation is kind
-
-
-def _is_list(field: FieldInfo) -> bool:
-    hint = field.annotation
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return any(typing.get_origin(o) in (list, tuple) for o in options)
-
-
-def _environment_values(cls: type[Settings], environ: Mapping[str, str]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, field in cls.model_fields.items():
-        value = environ.get(PREFIX + name.upper())
-        if value is not None:
-            out[name] = value.replace(",", " ").split() if _is_list(field) else value
-    return out
 
 
 def _file_values(cls: type[Settings], path: Path) -> dict[str, Any]:

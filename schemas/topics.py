@@ -15,7 +15,7 @@ Every value carries its schema version; a reader ignores unknown fields and sets
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from schemas.stream.base import TopicSpec
 
 KV_EVENTS = "kv-events"
 WORKER_LOAD = "worker-load"
@@ -23,26 +23,18 @@ DECISIONS = "decisions"
 OUTCOMES = "outcomes"
 CHANGES = "changes"
 
-
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """name without prefix; retention in seconds and bytes a partition (None: not bounded by size); largest record in bytes."""
-
-    name: str
-    retention_s: int
-    retention_bytes: int | None
-    max_record_bytes: int
+_DAY_S = 86_400
 
 
-DAY_S = 86_400
-
-TOPICS: tuple[Topic, ...] = (
-    Topic(KV_EVENTS, 2 * DAY_S, 8 << 30, 1 << 20),
-    Topic(WORKER_LOAD, 2 * DAY_S, 1 << 30, 64 << 10),
-    Topic(DECISIONS, 7 * DAY_S, 8 << 30, 4 << 20),
-    Topic(OUTCOMES, 7 * DAY_S, 2 << 30, 64 << 10),
-    Topic(CHANGES, 90 * DAY_S, 64 << 20, 64 << 10),
-)
+def topic_specs(prefix: str = "", partitions: int = 4) -> tuple[TopicSpec, ...]:
+    """All topics with the deployment's prefix, for `Stream.ensure_topics`. `changes` is small and keeps one partition."""
+    return (
+        TopicSpec(prefix + KV_EVENTS, partitions, 2 * _DAY_S, 8 << 30, 1 << 20),
+        TopicSpec(prefix + WORKER_LOAD, partitions, 2 * _DAY_S, 1 << 30, 64 << 10),
+        TopicSpec(prefix + DECISIONS, partitions, 7 * _DAY_S, 8 << 30, 4 << 20),
+        TopicSpec(prefix + OUTCOMES, partitions, 7 * _DAY_S, 2 << 30, 64 << 10),
+        TopicSpec(prefix + CHANGES, 1, 90 * _DAY_S, 64 << 20, 64 << 10),
+    )
 
 
 def worker_key(pool: str, worker: str, rank: int) -> bytes:

@@ -28,7 +28,7 @@ def latency_bucket(value_s: float) -> int:
 
 def latency_middle_s(bucket: int) -> float:
     """The value that stands for a bucket: its geometric middle, seconds."""
-    return LATENCY_FLOOR_S * LATENCY_GROWTH ** (bucket + 0.5)
+    return float(LATENCY_FLOOR_S * LATENCY_GROWTH ** (bucket + 0.5))
 
 
 @dataclass(frozen=True, slots=True)
