@@ -108,9 +108,7 @@ def load(cls: type[S], argv: Sequence[str]) -> S:
 
     class Loaded(cls):  # type: ignore[misc, valid-type]
         __doc__ = (
-            f"{(cls.__doc__ or '').strip()}
-
-Every flag is also an environment variable ({PREFIX}LOG_LEVEL for --log-level) "
+            f"{(cls.__doc__ or '').strip()}\n\nEvery flag is also an environment variable ({PREFIX}LOG_LEVEL for --log-level) "
             "and a key of the settings file."
         )
 
