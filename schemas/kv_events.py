@@ -274,7 +274,7 @@ def _unpack(words, ends, heads, spans, ok, events, hashes):  # type: ignore[no-u
             if HEADER_WORDS + name_words + n_events * EVENT_WORDS + n_hashes == size:
                 src = start + HEADER_WORDS + name_words
                 good = True
-                total = 0
+                total = np.int64(0)
                 for k in range(n_events):
                     first = words[src + k * EVENT_WORDS]
                     kind = first & np.uint64(0xFF)

@@ -1,0 +1,77 @@
+"""Decisions, outcomes, load and changes: what is accepted, what is refused, and that the exported JSON Schemas say the same."""
+
+import base64
+import json
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from schemas.changes import Change
+from schemas.export import json_schemas
+from schemas.requests import Decision, Outcome, pack_hashes, unpack_hashes
+from schemas.workers import Trust, WorkerLoad
+
+DECISION = {
+    "version": 1, "request_id": "r", "time_s": 1.0, "router": "a", "pool": "p", "model": "m", "path": "/v1/completions",
+    "policy": "cost", "policy_version": "1", "token_source": "exact", "worker": "w",
+}  # fmt: skip
+LOAD = {"pool": "p", "worker": "w", "rank": 0, "time_s": 1.0, "engine": "vllm", "up": True, "bridge": {"trust": "exact", "epoch": 1}}
+
+
+def test_hashes_survive_packing():
+    hashes = np.array([0, 1, 2**63, 2**64 - 1], np.uint64)
+    assert unpack_hashes(pack_hashes(hashes)).tolist() == hashes.tolist()
+
+
+@pytest.mark.parametrize("bad", ["no base64!", base64.b64encode(b"1234567").decode()])
+def test_a_chain_that_is_no_packed_hashes_is_refused(bad):
+    with pytest.raises(ValidationError, match=r"base64 of little-endian u64|whole u64"):
+        Decision.model_validate({**DECISION, "chain": bad})
+
+
+def test_unknown_fields_are_ignored_and_unknown_versions_refused():
+    assert Decision.model_validate({**DECISION, "from_the_future": 1}).worker == "w"
+    with pytest.raises(ValidationError, match="version"):
+        Decision.model_validate({**DECISION, "version": 2})
+
+
+def test_what_is_not_reported_is_null_and_never_zero():
+    outcome = Outcome(request_id="r", time_s=1.0)
+    assert outcome.cached_tokens is None
+    assert outcome.ttft_s is None
+    assert WorkerLoad.model_validate(LOAD).running is None
+
+
+@pytest.mark.parametrize(
+    ("model", "record", "field"),
+    [
+        (Decision, {**DECISION, "request_id": ""}, "request_id"),
+        (Decision, {**DECISION, "time_s": float("nan")}, "time_s"),
+        (Decision, {**DECISION, "prompt_tokens": -1}, "prompt_tokens"),
+        (Decision, {**DECISION, "token_source": "guess"}, "token_source"),
+        (Outcome, {"request_id": "r", "time_s": 1, "status": 99}, "status"),
+        (Outcome, {"request_id": "r", "time_s": 1, "ttft_s": -1}, "ttft_s"),
+        (WorkerLoad, {**LOAD, "engine": "x"}, "engine"),
+        (Change, {"time_s": 1, "text": ""}, "text"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(model, record, field):
+    with pytest.raises(ValidationError) as e:
+        model.model_validate(record)
+    assert e.value.errors()[0]["loc"] == (field,)
+
+
+def test_records_are_frozen_and_survive_json():
+    decision = Decision.model_validate({**DECISION, "chain": pack_hashes(np.array([3], np.uint64))})
+    assert Decision.model_validate_json(decision.model_dump_json()) == decision
+    with pytest.raises(ValidationError):
+        decision.worker = "other"
+    assert WorkerLoad.model_validate(LOAD).bridge.trust is Trust.EXACT
+
+
+def test_the_exported_schemas_name_every_field():
+    schemas = json.loads(json.dumps(json_schemas()))
+    assert set(schemas) == {"decisions", "outcomes", "worker-load", "changes"}
+    assert set(schemas["decisions"]["properties"]) == set(Decision.model_fields)
+    assert schemas["outcomes"]["required"] == ["request_id", "time_s"]
