@@ -5,6 +5,9 @@ new file in place the old one would be answered from for as long as any session 
 in memory, with the file attached read-only. Before it is handed out it is locked: it reaches the attached file and the Parquet segments
 that the file's own views name, no other file, no network, no extension, no Python variable, and its settings can't be changed. The folder
 that holds the published file is never opened as a whole: the collector's private state, the stream and the hash key live there.
+
+What the lock does not stop is `COPY ... TO` into the folders of the segments: DuckDB knows no read-only folder. A program that runs SQL it
+did not write must refuse it itself, by running it as a subquery, in which no statement that writes may stand (dashboard/console.py).
 """
 
 from __future__ import annotations
@@ -27,21 +30,21 @@ class PublishedError(Exception):
     """The published database cannot be read; the message says why and what to do.
 
     PublishedError
-    ├── PublishedMissing        no file yet
-    ├── PublishedUnreadable     a file, but not one that can be opened
-    └── PublishedIncompatible   a file of another major version
+    ├── PublishedMissingError        no file yet
+    ├── PublishedUnreadableError     a file, but not one that can be opened
+    └── PublishedIncompatibleError   a file of another major version
     """
 
 
-class PublishedMissing(PublishedError):
+class PublishedMissingError(PublishedError):
     """There is no published file."""
 
 
-class PublishedUnreadable(PublishedError):
+class PublishedUnreadableError(PublishedError):
     """The file is no published database, or cannot be opened."""
 
 
-class PublishedIncompatible(PublishedError):
+class PublishedIncompatibleError(PublishedError):
     """The file was written by another major version of these tables."""
 
 
@@ -69,7 +72,7 @@ def open_published(path: Path, *, threads: int = 2, memory_limit: str = "1GB") -
     The current database is the published one. Cursors start in the in-memory one: use `cursor()` of this module. Raises PublishedError.
     """
     if file_state(path) is None:
-        raise PublishedMissing(f"there is no published database at {path}: start the collector (warmwatch collect), or set data_dir")
+        raise PublishedMissingError(f"there is no published database at {path}: start the collector (warmwatch collect), or set data_dir")
     connection = duckdb.connect(
         ":memory:",
         config={
@@ -95,8 +98,8 @@ def open_published(path: Path, *, threads: int = 2, memory_limit: str = "1GB") -
     except duckdb.Error as e:
         connection.close()
         if file_state(path) is None:
-            raise PublishedMissing(f"the published database at {path} went away while it was opened: is the collector running?") from e
-        raise PublishedUnreadable(f"{path} cannot be read as the published database: {_first_line(e)}") from e
+            raise PublishedMissingError(f"the published database at {path} went away while it was opened: is the collector running?") from e
+        raise PublishedUnreadableError(f"{path} cannot be read as the published database: {_first_line(e)}") from e
     except PublishedError:
         connection.close()
         raise
@@ -132,7 +135,7 @@ def _check_version(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
     row = connection.execute("SELECT version FROM published").fetchone()
     version = str(row[0]) if row and row[0] is not None else "unknown"
     if version.partition(".")[0] != str(MAJOR):
-        raise PublishedIncompatible(
+        raise PublishedIncompatibleError(
             f"{path} has tables of version {version}, and this program reads {MAJOR}.x: run collector and readers of one release"
         )
 
