@@ -48,15 +48,15 @@ class StreamError(Exception):
     """Root of all that the stream raises."""
 
 
-class BadStreamUrl(StreamError, ValueError):
+class BadStreamUrl(StreamError, ValueError):  # noqa: N818 the tree's root says that they are errors
     """The stream's address cannot be right."""
 
 
-class StreamUnavailable(StreamError):
+class StreamUnavailable(StreamError):  # noqa: N818 the tree's root says that they are errors
     """The broker or the file cannot be used now. Nothing is lost by trying again."""
 
 
-class StreamFull(StreamError):
+class StreamFull(StreamError):  # noqa: N818 the tree's root says that they are errors
     """The writer's buffer is full; the record was not taken."""
 
     def __init__(self, held_bytes: int, limit_bytes: int) -> None:
@@ -68,7 +68,7 @@ class StreamFull(StreamError):
         self.limit_bytes = limit_bytes
 
 
-class OffsetOutOfRange(StreamError):
+class OffsetOutOfRange(StreamError):  # noqa: N818 the tree's root says that they are errors
     """The log does not hold `wanted`: below `start` retention has deleted it, above `end` the topic was made anew."""
 
     def __init__(self, topic: str, partition: int, wanted: int, start: int, end: int, why: str | None = None) -> None:
@@ -82,16 +82,18 @@ class OffsetOutOfRange(StreamError):
         self.end = end
 
 
-class RecordTooLarge(StreamError):
+class RecordTooLarge(StreamError):  # noqa: N818 the tree's root says that they are errors
     """Key, value and headers together exceed the topic's limit."""
 
-    def __init__(self, limit: int, size: int) -> None:
-        super().__init__(f"a record of {size} bytes is over the topic's limit of {limit} bytes")
+    def __init__(self, limit: int | None, size: int) -> None:
+        """`limit` None: the broker refused it by a limit that it does not tell."""
+        of = "" if limit is None else f" of {limit} bytes"
+        super().__init__(f"a record of {size} bytes is over the topic's limit{of}")
         self.limit = limit
         self.size = size
 
 
-class UnknownTopic(StreamError):
+class UnknownTopic(StreamError):  # noqa: N818 the tree's root says that they are errors
     """The topic does not exist."""
 
     def __init__(self, topic: str) -> None:

@@ -593,7 +593,7 @@ def _delete_chunk(db: _Connection, uid: int, before: int) -> bool:
         freed = db.execute(f"SELECT coalesce(sum({_SIZE}), 0) FROM records WHERE id >= ? AND id < ?", span)[0][0]  # noqa: S608
         db.execute("DELETE FROM records WHERE id >= ? AND id < ?", span)
         db.execute("UPDATE partitions SET start_offset = ?, held_bytes = held_bytes - ? WHERE uid = ?", (stop, freed, uid))
-        return stop < min(before, end)
+        return bool(stop < min(before, end))
 
 
 def _record(row: tuple[int, int, bytes, bytes, bytes | None]) -> StoredRecord:
