@@ -147,7 +147,7 @@ class KafkaStream:
         return str(topic_id) if topic_id else None
 
     def held_bytes(self, topic: str) -> int | None:
-        """Sum over the leaders' and followers' logs divided by the replicas is not known here: of one replica each, the largest."""
+        """Of each partition the largest replica, compressed, with the indexes left out."""
         wanted = {topic: list(range(self.partitions(topic)))}
         largest: dict[int, int] = {}
         with self._asking() as admin:
@@ -433,7 +433,7 @@ class KafkaReader:
         try:
             with self._stream.mapped():
                 fetched = self._consumer.poll(int(timeout_s * 1000), max_records)
-        except (StreamError, kafka_errors.OffsetOutOfRangeError) as error:
+        except StreamError as error:
             self._raise_out_of_range(error)
             raise
         if not fetched:
@@ -503,8 +503,13 @@ class KafkaReader:
         self._heard_at = time.monotonic()
         self._lagging = {}
 
-    def _raise_out_of_range(self, error: BaseException) -> None:
-        cause = error.__cause__ if isinstance(error, StreamError) else error
+    def _raise_out_of_range(self, error: StreamError) -> None:
+        cause = error.__cause__
+        if isinstance(cause, kafka_errors.LogTruncationError):
+            bounds = self._stream.bounds(self._positions)
+            for truncated in cause.divergent_offsets:
+                part = (truncated.topic, truncated.partition)
+                raise OffsetOutOfRange(*part, self._positions[part], *bounds[part], why="the broker lost records that were read") from cause
         if isinstance(cause, kafka_errors.OffsetOutOfRangeError):
             for part, (start, end) in self._stream.bounds(self._positions).items():
                 if not start <= self._positions[part] <= end:

@@ -92,7 +92,7 @@ class LocalStream:
         self._synchronous, self._max_bytes = _parse_options(path, options)
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
-        self._limits: dict[str, int] = {}
+        self._specs: dict[str, TopicSpec] = {}
         self._writers: list[BufferedWriter] = []
         self._readers: list[LocalReader] = []
 
@@ -101,11 +101,9 @@ class LocalStream:
 
     def ensure_topics(self, specs: Iterable[TopicSpec]) -> None:
         specs = list(specs)
-        for spec in specs:
-            self._limits[spec.name] = spec.max_record_bytes
-        with self._use() as db, db.transaction("IMMEDIATE"):
-            for spec in specs:
-                _ensure_topic(db, spec)
+        self._specs.update((spec.name, spec) for spec in specs)  # first: a writer creates them when the file can be used again
+        with self._use() as db:
+            _ensure_topics(db, specs)
 
     def partitions(self, topic: str) -> int:
         return len(self._offsets(topic))
@@ -146,7 +144,7 @@ class LocalStream:
         linger_s: float = DEFAULT_LINGER_S,
     ) -> Writer:
         writer = BufferedWriter(
-            _LocalDelivery(self._connect, self._limits),
+            _LocalDelivery(self._connect, self._specs),
             name=str(self._path),
             on_failure=on_failure,
             max_buffer_bytes=max_buffer_bytes,
@@ -309,15 +307,15 @@ class _Connection:
 
 
 class _LocalDelivery:
-    def __init__(self, connect: Callable[[], _Connection], limits: dict[str, int]) -> None:
+    def __init__(self, connect: Callable[[], _Connection], specs: Mapping[str, TopicSpec]) -> None:
         self._connect = connect
-        self._limits = limits
+        self._specs = specs
         self._db: _Connection | None = None
 
     def check(self, topic: str, size_bytes: int) -> None:
-        limit = self._limits.get(topic)
-        if limit is not None and size_bytes > limit:
-            raise RecordTooLarge(limit, size_bytes)
+        spec = self._specs.get(topic)
+        if spec is not None and size_bytes > spec.max_record_bytes:
+            raise RecordTooLarge(spec.max_record_bytes, size_bytes)
 
     def deliver(self, batch: Sequence[Pending], report: Callable[[StreamError | None], None], give_up: threading.Event) -> Refused:
         db = self._open()
@@ -337,7 +335,13 @@ class _LocalDelivery:
         if self._db is not None and self._db.replaced():
             self.close()
         if self._db is None:
-            self._db = self._connect()
+            db = self._connect()
+            try:
+                _ensure_topics(db, list(self._specs.values()))
+            except BaseException:
+                db.close()
+                raise
+            self._db = db
         return self._db
 
 
@@ -475,6 +479,13 @@ def _parse_options(path: Path, options: Mapping[str, str]) -> tuple[str, int | N
     if rest:
         raise BadStreamUrl(f"local:{path}: unknown option {', '.join(rest)}: durability and max_bytes are known")
     return ("FULL" if durability == "full" else "NORMAL"), (int(max_bytes) if max_bytes else None)
+
+
+def _ensure_topics(db: _Connection, specs: Sequence[TopicSpec]) -> None:
+    if specs:
+        with db.transaction("IMMEDIATE"):
+            for spec in specs:
+                _ensure_topic(db, spec)
 
 
 def _ensure_topic(db: _Connection, spec: TopicSpec) -> None:

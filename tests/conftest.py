@@ -1,0 +1,45 @@
+"""Fixtures that every package's tests may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kafka_broker import Broker, missing
+
+
+def _require_kafka() -> None:
+    lacking = missing()
+    if lacking and os.environ.get("CI"):
+        pytest.fail(f"Kafka tests must run in CI: {lacking}")
+    if lacking:
+        pytest.skip(f"no Kafka: {lacking}")
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """host:port of one broker shared by the whole session: use topic names of your own. Mark users with @pytest.mark.kafka."""
+    _require_kafka()
+    broker = Broker(tmp_path_factory.mktemp("kafka"))
+    try:
+        broker.start()
+        yield broker.bootstrap
+    finally:
+        broker.stop()
+
+
+@pytest.fixture
+def own_kafka(tmp_path: Path) -> Iterator[Broker]:
+    """A started broker of the test's own, to stop, kill and start again."""
+    _require_kafka()
+    data = tmp_path / "kafka"
+    data.mkdir()
+    broker = Broker(data)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
