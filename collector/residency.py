@@ -1,0 +1,595 @@
+"""Who holds which block: the exact content of every worker's cache, told from its KV events, and how to look a little back in time.
+
+    table   open addressing, linear probing, backward-shift deletion; one slot is 16 bytes:
+            hash u64 | owner u32 = instance << 10 | tier << 8 | group | count u32 (physical copies; 0: the slot is free)
+    ring    the last events of the whole fleet; each points at the previous one of its worker, so that one worker's events can be
+            walked backwards without a log per worker. Removals that found nothing are not in it: undoing the ring undoes the table.
+
+        events  ... e7(w1) e8(w2) e9(w1) e10(w2) | head       prev: e10 -> e8, e9 -> e7
+        hashes  ... [e7][e8......][e9][e10...]   | head       event k owns hashes[start, start + count)
+
+An *instance* is one life of one worker's cache. A clear, a restart or a replacing snapshot gives the worker a fresh instance and leaves the
+old one's entries where they are, frozen: clearing costs nothing, and the state before it can still be read while the ring reaches back.
+Entries of forgotten instances are dropped when the table is rebuilt, which happens when it would get more than 70 % full.
+
+Invariants: counts are never negative (a removal of a block that is not held is counted in `unknown_removals` and changes nothing);
+`resident` is the sum of the counts of the worker's current instance and `distinct` the number of its slots; a peak belongs to an epoch.
+
+Trust: BLIND nothing known; EXACT every event since the cache was known (empty at a complete start, a clear, or a complete snapshot);
+DEGRADED a gap, a start that was not seen, or blocks without names. Sequences that jump without a mark are gaps, too.
+
+Rejected: a dict of dicts (60 times the memory), a bitmap of workers per block (cheap to ask "who", dear to clear), tombstones (probe chains
+grow under the steady store-evict traffic of a cache), a log per worker (memory is bounded only by the number of workers).
+
+Pure: no clock, no I/O. `Residency.apply` is one compiled call a slice; tests/collector/naive.py is the twin that the tests fuzz it against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from schemas.block_hash import U64
+from schemas.kv_events import COMPLETE, FIRST, LAST, WINDOWED, Kind, Unpacked
+from schemas.workers import Trust
+
+I64 = npt.NDArray[np.int64]
+
+_STORED, _REMOVED, _CLEARED, _EPOCH = int(Kind.STORED), int(Kind.REMOVED), int(Kind.CLEARED), int(Kind.EPOCH_STARTED)
+_GAP, _SNAPSHOT, _UNNAMED = int(Kind.GAP), int(Kind.SNAPSHOT), int(Kind.UNNAMED)
+_REPLACED = 100  # ring only: a snapshot took the place of the instance
+
+BLIND, DEGRADED, EXACT = 0, 1, 2
+_TRUST = (Trust.BLIND, Trust.DEGRADED, Trust.EXACT)
+
+REASONS = (
+    "",
+    "no event was received yet",
+    "events before the first one received are unknown",
+    "the bridge did not see the start of this cache",
+    "engine batches are lost for good",
+    "engine sequence jumped without a gap mark",
+    "blocks without token ids could not be named",
+    "the stream lost records before the collector read them",
+)
+_NONE, _UNSEEN, _LATE_START, _INCOMPLETE, _LOST, _JUMP, _NAMELESS, _STREAM_LOSS = range(8)
+
+MAX_GROUPS = 16  # groups above are counted together with the last one
+INSTANCES = 1 << 22
+LOAD = 0.7
+
+WORKER = np.dtype(
+    [
+        ("epoch", "<u8"), ("seq", "<u8"), ("started", "?"), ("has_seq", "?"), ("trust", "u1"), ("reason", "u1"),
+        ("instance", "<u4"), ("snapshot", "<u4"), ("resident", "<i8"), ("peak", "<i8"), ("distinct", "<i8"),
+        ("snap_resident", "<i8"), ("snap_distinct", "<i8"), ("snap_matched", "<i8"),
+        ("last", "<i8"), ("last_time_s", "<f8"), ("last_bridge_s", "<f8"), ("epoch_at_s", "<f8"), ("block_size", "<u4"),
+        ("restarts", "<i8"), ("clears", "<i8"), ("lost_batches", "<i8"), ("stale_records", "<i8"), ("unknown_removals", "<i8"),
+        ("unnamed", "<i8"), ("snapshots", "<i8"), ("mismatches", "<i8"), ("owners", "<u8"), ("windowed", "<u8"),
+    ]
+)  # fmt: skip
+
+EVENT = np.dtype(
+    [
+        ("kind", "u1"), ("tier", "u1"), ("group", "u1"), ("trust_before", "u1"), ("count", "<u4"), ("seq", "<u8"), ("time_s", "<f8"),
+        ("parent", "<u8"), ("start", "<i8"), ("prev", "<i8"), ("worker", "<i4"), ("instance", "<u4"), ("taken", "u1"),
+    ]
+)  # fmt: skip
+
+# Columns of `Tally.counts`.
+STORED_BLOCKS, REMOVED_BLOCKS, CLEARS, LOST_BATCHES, RESIDENT, EVENTS = range(6)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tally:
+    """What one slice did, by worker and 10 s bucket. counts: i64, shape (workers, buckets, 6); bucket b starts at (first + b) * 10 s."""
+
+    first_bucket: int
+    counts: I64
+
+
+@numba.njit(cache=True, inline="always")
+def _home(h, owner, mask):  # type: ignore[no-untyped-def]
+    x = h ^ (np.uint64(owner) * np.uint64(0x9E3779B97F4A7C15))
+    x ^= x >> np.uint64(32)
+    x *= np.uint64(0xD6E8FEB86659FD93)
+    x ^= x >> np.uint64(29)
+    return np.int64(x & mask)
+
+
+@numba.njit(cache=True)
+def count_of(hashes, owners, counts, h, owner):  # type: ignore[no-untyped-def]
+    """Copies of block `h` that `owner` holds."""
+    mask = np.uint64(len(hashes) - 1)
+    i = _home(h, owner, mask)
+    while counts[i] != 0:
+        if hashes[i] == h and owners[i] == owner:
+            return np.int64(counts[i])
+        i = (i + 1) & np.int64(mask)
+    return np.int64(0)
+
+
+@numba.njit(cache=True)
+def _add(hashes, owners, counts, h, owner, copies):  # type: ignore[no-untyped-def]
+    """Adds copies; returns the count before. The table must have room."""
+    mask = np.uint64(len(hashes) - 1)
+    i = _home(h, owner, mask)
+    while counts[i] != 0:
+        if hashes[i] == h and owners[i] == owner:
+            before = np.int64(counts[i])
+            counts[i] = np.uint32(before + copies)
+            return before
+        i = (i + 1) & np.int64(mask)
+    hashes[i] = h
+    owners[i] = owner
+    counts[i] = np.uint32(copies)
+    return np.int64(0)
+
+
+@numba.njit(cache=True)
+def _take(hashes, owners, counts, h, owner):  # type: ignore[no-untyped-def]
+    """Takes one copy away; returns the count before (0: not held, nothing changed)."""
+    mask = np.int64(len(hashes) - 1)
+    i = _home(h, owner, np.uint64(mask))
+    while counts[i] != 0:
+        if hashes[i] == h and owners[i] == owner:
+            before = np.int64(counts[i])
+            if before > 1:
+                counts[i] = np.uint32(before - 1)
+                return before
+            hole = i
+            j = (i + 1) & mask
+            while counts[j] != 0:
+                home = _home(hashes[j], owners[j], np.uint64(mask))
+                if ((j - home) & mask) >= ((j - hole) & mask):
+                    hashes[hole] = hashes[j]
+                    owners[hole] = owners[j]
+                    counts[hole] = counts[j]
+                    hole = j
+                j = (j + 1) & mask
+            counts[hole] = np.uint32(0)
+            return before
+        i = (i + 1) & mask
+    return np.int64(0)
+
+
+@numba.njit(cache=True)
+def _rebuild(hashes, owners, counts, keep, new_hashes, new_owners, new_counts):  # type: ignore[no-untyped-def]
+    n = 0
+    for i in range(len(hashes)):
+        if counts[i] != 0 and keep[owners[i] >> np.uint32(10)]:
+            _add(new_hashes, new_owners, new_counts, hashes[i], owners[i], np.int64(counts[i]))
+            n += 1
+    return n
+
+
+@numba.njit(cache=True)
+def _count_kept(owners, counts, keep):  # type: ignore[no-untyped-def]
+    n = 0
+    for i in range(len(owners)):
+        if counts[i] != 0 and keep[owners[i] >> np.uint32(10)]:
+            n += 1
+    return n
+
+
+@numba.njit(cache=True, inline="always")
+def _push(ring, heads, w, wi, kind, tier, group, trust, seq, time_s, parent, instance):  # type: ignore[no-untyped-def]
+    at = heads[0] & (len(ring) - 1)
+    e = ring[at]
+    e["kind"] = kind
+    e["tier"] = tier
+    e["group"] = group
+    e["trust_before"] = trust
+    e["count"] = 0
+    e["seq"] = seq
+    e["time_s"] = time_s
+    e["parent"] = parent
+    e["start"] = heads[1]
+    e["prev"] = w["last"]
+    e["worker"] = wi
+    e["instance"] = instance
+    e["taken"] = 0
+    w["last"] = heads[0]
+    heads[0] += 1
+    return at
+
+
+@numba.njit(cache=True)
+def _fresh(w, wi, ring, heads, ids, used, retired, kind, seq, time_s):  # type: ignore[no-untyped-def]
+    """Gives the worker an empty instance; the ring remembers the old one."""
+    _push(ring, heads, w, wi, kind, 0, 0, w["trust"], seq, time_s, np.uint64(0), w["instance"])
+    retired[w["instance"]] = heads[0] - 1
+    w["instance"] = ids[used]
+    retired[ids[used]] = -1
+    w["resident"] = 0
+    w["distinct"] = 0
+    return used + 1
+
+
+@numba.njit(cache=True)
+def _degrade(w, wi, ring, heads, reason, seq, time_s):  # type: ignore[no-untyped-def]
+    _push(ring, heads, w, wi, _GAP, 0, 0, w["trust"], seq, time_s, np.uint64(0), w["instance"])
+    if w["trust"] != BLIND:
+        w["trust"] = DEGRADED
+        w["reason"] = reason
+
+
+@numba.njit(cache=True)
+def _apply(  # type: ignore[no-untyped-def]
+    lo, hi, record_worker, epochs, first_seqs, last_seqs, bridge_times, event_end, hash_end, ok, events, event_hashes,
+    workers, t_hash, t_owner, t_count, used_slots, ring, ring_hashes, heads, ids, used, retired, first_bucket, tally,
+):  # fmt: skip
+    """Applies records lo..hi. Returns (ids used, slots used). used_slots counts entries of forgotten instances, too."""
+    h_mask = len(ring_hashes) - 1
+    for r in range(lo, hi):
+        if not ok[r]:
+            continue
+        wi = record_worker[r]
+        w = workers[wi]
+        e_from = event_end[r - 1] if r > 0 else 0
+        h_at = hash_end[r - 1] if r > 0 else 0
+        epoch = epochs[r]
+        bridge_s = bridge_times[r]
+        if w["started"] and (epoch < w["epoch"] or (epoch == w["epoch"] and w["has_seq"] and last_seqs[r] < w["seq"])):
+            w["stale_records"] += 1
+            continue
+        marked = e_from < event_end[r] and events[e_from]["kind"] == _EPOCH
+        if not w["started"] or epoch > w["epoch"]:
+            if not marked:
+                # A life of this cache whose start was not seen.
+                used = _fresh(w, wi, ring, heads, ids, used, retired, _EPOCH, first_seqs[r], bridge_s)
+                w["trust"] = DEGRADED
+                w["reason"] = _LATE_START
+                w["epoch_at_s"] = bridge_s
+                w["peak"] = 0
+                if w["started"]:
+                    w["restarts"] += 1
+                w["started"] = True
+                w["epoch"] = epoch
+                w["has_seq"] = False
+        w["last_bridge_s"] = bridge_s
+        jump = np.int64(0)
+        if w["has_seq"] and not marked and first_seqs[r] > w["seq"] + np.uint64(1):
+            if e_from == event_end[r] or events[e_from]["kind"] != _GAP:
+                jump = np.int64(first_seqs[r] - w["seq"] - np.uint64(1))
+                w["lost_batches"] += jump
+                _degrade(w, wi, ring, heads, _JUMP, first_seqs[r], bridge_s)
+        for k in range(e_from, event_end[r]):
+            e = events[k]
+            kind = e["kind"]
+            count = np.int64(e["count"])
+            seq = e["seq"]
+            time_s = e["time_s"]
+            if not (time_s > 0.0):
+                time_s = bridge_s
+            b = np.int64(np.floor(time_s / 10.0)) - first_bucket
+            if b < 0:
+                b = 0
+            elif b >= tally.shape[1]:
+                b = tally.shape[1] - 1
+            t = tally[wi, b]
+            t[EVENTS] += 1
+            t[LOST_BATCHES] += jump
+            jump = np.int64(0)
+            if time_s > w["last_time_s"]:
+                w["last_time_s"] = time_s
+            group = e["group"]
+            if group >= MAX_GROUPS:
+                group = np.uint16(MAX_GROUPS - 1)
+            tier = e["tier"] & 3
+            low = np.uint32(tier) << np.uint32(8) | np.uint32(group)
+            if kind == _STORED:
+                owner = np.uint32(w["instance"]) << np.uint32(10) | low
+                bit = np.uint64(1) << np.uint64(tier * MAX_GROUPS + group)
+                w["owners"] |= bit
+                if e["flags"] & WINDOWED:
+                    w["windowed"] |= np.uint64(1) << np.uint64(group)
+                if e["block_size"] != 0:
+                    w["block_size"] = e["block_size"]
+                at = _push(ring, heads, w, wi, kind, tier, group, w["trust"], seq, time_s, e["parent"], w["instance"])
+                for i in range(h_at, h_at + count):
+                    h = event_hashes[i]
+                    if _add(t_hash, t_owner, t_count, h, owner, 1) == 0:
+                        w["distinct"] += 1
+                        used_slots += 1
+                    ring_hashes[heads[1] & h_mask] = h
+                    heads[1] += 1
+                ring[at]["count"] = count
+                w["resident"] += count
+                if w["resident"] > w["peak"]:
+                    w["peak"] = w["resident"]
+                t[STORED_BLOCKS] += count
+            elif kind == _REMOVED:
+                owner = np.uint32(w["instance"]) << np.uint32(10) | low
+                at = _push(ring, heads, w, wi, kind, tier, group, w["trust"], seq, time_s, e["parent"], w["instance"])
+                n = 0
+                for i in range(h_at, h_at + count):
+                    h = event_hashes[i]
+                    before = _take(t_hash, t_owner, t_count, h, owner)
+                    if before == 0:
+                        w["unknown_removals"] += 1
+                        continue
+                    if before == 1:
+                        w["distinct"] -= 1
+                        used_slots -= 1
+                    ring_hashes[heads[1] & h_mask] = h
+                    heads[1] += 1
+                    n += 1
+                ring[at]["count"] = n
+                w["resident"] -= n
+                t[REMOVED_BLOCKS] += count
+            elif kind == _CLEARED:
+                used = _fresh(w, wi, ring, heads, ids, used, retired, kind, seq, time_s)
+                w["trust"] = EXACT
+                w["reason"] = _NONE
+                w["clears"] += 1
+                t[CLEARS] += 1
+            elif kind == _EPOCH:
+                again = w["started"] and epoch == w["epoch"]
+                used = _fresh(w, wi, ring, heads, ids, used, retired, kind, seq, time_s)
+                if w["started"] and not again:
+                    w["restarts"] += 1
+                w["started"] = True
+                w["epoch"] = epoch
+                w["has_seq"] = False
+                w["epoch_at_s"] = time_s
+                w["peak"] = 0
+                w["trust"] = EXACT if e["flags"] & COMPLETE else DEGRADED
+                w["reason"] = _NONE if e["flags"] & COMPLETE else _INCOMPLETE
+                t[CLEARS] += 1
+            elif kind == _GAP:
+                lost = np.int64(e["parent"]) - np.int64(seq) + 1
+                w["lost_batches"] += lost
+                t[LOST_BATCHES] += lost
+                _degrade(w, wi, ring, heads, _LOST, seq, time_s)
+                w["seq"] = e["parent"]
+                w["has_seq"] = True
+            elif kind == _UNNAMED:
+                w["unnamed"] += np.int64(e["parent"])
+                if tier == 0 and w["trust"] == EXACT:
+                    _degrade(w, wi, ring, heads, _NAMELESS, seq, time_s)
+            elif kind == _SNAPSHOT:
+                if e["flags"] & FIRST:
+                    w["snapshot"] = ids[used]
+                    retired[ids[used]] = -1
+                    used += 1
+                    w["snap_resident"] = 0
+                    w["snap_distinct"] = 0
+                    w["snap_matched"] = 0
+                if w["snapshot"] != 0:
+                    mine = np.uint32(w["instance"]) << np.uint32(10) | low
+                    theirs = np.uint32(w["snapshot"]) << np.uint32(10) | low
+                    if count:
+                        w["owners"] |= np.uint64(1) << np.uint64(tier * MAX_GROUPS + group)
+                        if e["flags"] & WINDOWED:
+                            w["windowed"] |= np.uint64(1) << np.uint64(group)
+                    for i in range(h_at, h_at + count):
+                        h = event_hashes[i]
+                        before = _add(t_hash, t_owner, t_count, h, theirs, 1)
+                        if before == 0:
+                            w["snap_distinct"] += 1
+                            used_slots += 1
+                        if count_of(t_hash, t_owner, t_count, h, mine) > before:
+                            w["snap_matched"] += 1
+                    w["snap_resident"] += count
+                    if e["flags"] & LAST:
+                        complete = (e["flags"] & COMPLETE) != 0
+                        off = w["resident"] + w["snap_resident"] - 2 * w["snap_matched"]
+                        w["snapshots"] += 1
+                        if w["trust"] == EXACT:
+                            w["mismatches"] += off
+                        if (complete or w["trust"] != EXACT) and off != 0:
+                            old = w["instance"]
+                            _push(ring, heads, w, wi, _REPLACED, 0, 0, w["trust"], seq, time_s, np.uint64(0), old)
+                            retired[old] = heads[0] - 1
+                            w["instance"] = w["snapshot"]
+                            w["resident"] = w["snap_resident"]
+                            w["distinct"] = w["snap_distinct"]
+                            if w["resident"] > w["peak"]:
+                                w["peak"] = w["resident"]
+                        else:
+                            if complete and w["trust"] != EXACT:
+                                # Healed without a difference: the ring still has to know when.
+                                _push(ring, heads, w, wi, _SNAPSHOT, 0, 0, w["trust"], seq, time_s, np.uint64(0), w["instance"])
+                            retired[w["snapshot"]] = -2  # never read again
+                        if complete:
+                            w["trust"] = EXACT
+                            w["reason"] = _NONE
+                        w["snapshot"] = 0
+            t[RESIDENT] = w["resident"]
+            h_at += count
+        if not w["has_seq"] or last_seqs[r] > w["seq"]:
+            w["seq"] = last_seqs[r]
+            w["has_seq"] = True
+    return used, used_slots
+
+
+class Residency:
+    """The state of all workers. Workers are small numbers handed out by `worker`.
+
+    recent_events, recent_hashes: how far back the fleet's events can be walked; both powers of two, 56 and 8 bytes each.
+    """
+
+    def __init__(self, recent_events: int = 1 << 20, recent_hashes: int = 1 << 24, slots: int = 1 << 16) -> None:
+        for name, value in (("recent_events", recent_events), ("recent_hashes", recent_hashes), ("slots", slots)):
+            if value < 2 or value & (value - 1):
+                raise ValueError(f"{name}={value} must be a power of two")
+        self.workers: npt.NDArray[np.void] = np.zeros(16, WORKER)
+        self.count = 0
+        self.t_hash, self.t_owner, self.t_count = np.zeros(slots, np.uint64), np.zeros(slots, np.uint32), np.zeros(slots, np.uint32)
+        self.used_slots = 0
+        self.ring: npt.NDArray[np.void] = np.zeros(recent_events, EVENT)
+        self.ring_hashes = np.zeros(recent_hashes, np.uint64)
+        self.heads = np.zeros(2, np.int64)  # next event, next hash: both count up for ever
+        # instance -> ring event that retired it; -1: current; -2: free, or nobody will read it again. Instance 0 is nobody's.
+        self.retired = np.full(INSTANCES, -2, np.int64) if INSTANCES < 1 << 16 else _lazy_full(INSTANCES)
+        self._next_instance = 1
+        self._free: list[int] = []
+
+    def worker(self) -> int:
+        """Registers a worker of which nothing is known."""
+        if self.count == len(self.workers):
+            self.workers = np.concatenate([self.workers, np.zeros(len(self.workers), WORKER)])
+        w = self.workers[self.count]
+        w["last"] = -1
+        w["reason"] = _UNSEEN
+        w["instance"] = self._instances(1)[0]
+        self._next_or_pop(1)
+        self.retired[w["instance"]] = -1
+        self.count += 1
+        return self.count - 1
+
+    def apply(self, batch: Unpacked, record_worker: npt.NDArray[np.int32], max_hashes: int = 1 << 20) -> Tally:
+        """Applies records in order. record_worker: the number of each record's worker, i32, shape (n,)."""
+        n = len(batch.ok)
+        times = batch.events["time_s"]
+        known = times[times > 0] if len(times) else times
+        low = min(float(known.min()) if len(known) else np.inf, float(batch.bridge_time_s.min(initial=np.inf, where=batch.ok)))
+        high = max(float(known.max()) if len(known) else -np.inf, float(batch.bridge_time_s.max(initial=-np.inf, where=batch.ok)))
+        if not np.isfinite(low) or not np.isfinite(high):
+            low = high = 0.0
+        first = int(low // 10)
+        buckets = min(int(high // 10) - first + 1, 4096)
+        tally = Tally(first, np.zeros((self.count, buckets, 6), np.int64))
+        kinds = batch.events["kind"]
+        marks_before = np.concatenate([[0], np.cumsum((kinds == _CLEARED) | (kinds == _EPOCH) | (kinds == _SNAPSHOT))])
+        lo = 0
+        while lo < n:
+            base = int(batch.hash_end[lo - 1]) if lo else 0
+            hi = max(lo + 1, int(np.searchsorted(batch.hash_end, base + max_hashes, side="right")))
+            adds = int(batch.hash_end[hi - 1]) - base
+            self._make_room(adds)
+            marks = int(marks_before[batch.event_end[hi - 1]] - marks_before[batch.event_end[lo - 1] if lo else 0])
+            ids = self._instances(marks + hi - lo)
+            used, self.used_slots = _apply(
+                lo, hi, record_worker, batch.epoch, batch.first_seq, batch.last_seq, batch.bridge_time_s, batch.event_end,
+                batch.hash_end, batch.ok, batch.events, batch.hashes, self.workers, self.t_hash, self.t_owner, self.t_count,
+                self.used_slots, self.ring, self.ring_hashes, self.heads, ids, 0, self.retired, first, tally.counts,
+            )  # fmt: skip
+            self._next_or_pop(used)
+            lo = hi
+        return tally
+
+    def lose(self, worker: int, time_s: float) -> None:
+        """The stream lost records of this worker before they were read: trust falls until a clear, a complete snapshot or start."""
+        _degrade(self.workers[worker], worker, self.ring, self.heads, _STREAM_LOSS, np.uint64(0), time_s)
+        self.workers[worker]["has_seq"] = False
+
+    def copies(self, worker: int, block: int, tier: int = 0, group: int = 0) -> int:
+        owner = np.uint32(int(self.workers[worker]["instance"]) << 10 | tier << 8 | group)
+        return int(count_of(self.t_hash, self.t_owner, self.t_count, np.uint64(block), owner))
+
+    def trust(self, worker: int) -> tuple[Trust, str]:
+        """The worker's trust and, when it is not exact, why."""
+        w = self.workers[worker]
+        return _TRUST[int(w["trust"])], REASONS[int(w["reason"])]
+
+    def held_bytes(self) -> int:
+        """Memory of the table and the ring."""
+        return sum(a.nbytes for a in (self.t_hash, self.t_owner, self.t_count, self.ring, self.ring_hashes, self.workers))
+
+    def save(self, ring_from_s: float = -np.inf) -> dict[str, npt.NDArray[Any]]:
+        """Copies of all that `load` needs. The ring is cut to the events at or after ring_from_s (unix seconds)."""
+        e_head, h_head = int(self.heads[0]), int(self.heads[1])
+        e_low = max(0, e_head - len(self.ring))
+        at = np.arange(e_low, e_head) & (len(self.ring) - 1)
+        held = self.ring[at]
+        keep = np.flatnonzero((held["time_s"] >= ring_from_s) & (held["start"] >= h_head - len(self.ring_hashes)))
+        cut = int(keep[0]) if len(keep) else len(held)
+        h_low = int(held["start"][cut]) if cut < len(held) else h_head
+        live = np.flatnonzero(self.t_count)
+        live = live[self._keep()[self.t_owner[live] >> 10]]
+        return {
+            "workers": self.workers[: self.count].copy(),
+            "hash": self.t_hash[live],
+            "owner": self.t_owner[live],
+            "copies": self.t_count[live],
+            "ring": held[cut:].copy(),
+            "ring_hashes": self.ring_hashes[np.arange(h_low, h_head) & (len(self.ring_hashes) - 1)],
+            "heads": np.array([e_low + cut, h_low, e_head, h_head, self._next_instance], np.int64),
+            "retired": self.retired[: self._next_instance].copy(),
+        }
+
+    def load(self, saved: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Takes over a saved state. The ring may have another size now: what does not fit is forgotten, oldest first."""
+        self.count = len(saved["workers"])
+        self.workers = np.zeros(max(16, 1 << (self.count - 1).bit_length()), WORKER)
+        self.workers[: self.count] = saved["workers"]
+        n = len(saved["hash"])
+        slots = len(self.t_hash)
+        while n > slots * LOAD:
+            slots *= 2
+        self.t_hash, self.t_owner, self.t_count = np.zeros(slots, np.uint64), np.zeros(slots, np.uint32), np.zeros(slots, np.uint32)
+        self._next_instance = int(saved["heads"][4])
+        self.retired[: self._next_instance] = saved["retired"]
+        self.used_slots = _rebuild(
+            saved["hash"], saved["owner"], saved["copies"], np.ones(INSTANCES, np.bool_), self.t_hash, self.t_owner, self.t_count
+        )
+        e_low, h_low, e_head, h_head = (int(x) for x in saved["heads"][:4])
+        events, blocks = saved["ring"][-len(self.ring) :], saved["ring_hashes"][-len(self.ring_hashes) :]
+        self.ring[np.arange(e_head - len(events), e_head) & (len(self.ring) - 1)] = events
+        self.ring_hashes[np.arange(h_head - len(blocks), h_head) & (len(self.ring_hashes) - 1)] = blocks
+        self.heads[:] = e_head, h_head
+        # Slots of the ring that were not saved must not look like events: point the walks' lower ends at nothing.
+        first_event, first_hash = e_head - len(events), h_head - len(blocks)
+        self.ring_floor = (first_event, first_hash)
+        del e_low, h_low
+
+    ring_floor: tuple[int, int] = (0, 0)
+    """(event, hash) below which the ring holds nothing, after `load`."""
+
+    def reach(self) -> I64:
+        """(event, hash): the oldest that can still be read."""
+        return np.array(
+            [
+                max(self.ring_floor[0], int(self.heads[0]) - len(self.ring)),
+                max(self.ring_floor[1], int(self.heads[1]) - len(self.ring_hashes)),
+            ],
+            np.int64,
+        )
+
+    def _keep(self) -> npt.NDArray[np.bool_]:
+        """Instances whose entries may still be read: current ones, and those whose end the ring reaches."""
+        keep = np.zeros(INSTANCES, np.bool_)
+        retired = self.retired[: self._next_instance]
+        keep[: self._next_instance] = (retired == -1) | (retired >= self.reach()[0])
+        return keep
+
+    def _make_room(self, adds: int) -> None:
+        slots = len(self.t_hash)
+        if self.used_slots + adds <= slots * LOAD:
+            return
+        keep = self._keep()
+        kept = int(_count_kept(self.t_owner, self.t_count, keep))
+        while (kept + adds) > slots * LOAD:
+            slots *= 2
+        fresh = np.zeros(slots, np.uint64), np.zeros(slots, np.uint32), np.zeros(slots, np.uint32)
+        self.used_slots = int(_rebuild(self.t_hash, self.t_owner, self.t_count, keep, *fresh))
+        self.t_hash, self.t_owner, self.t_count = fresh
+        gone = np.flatnonzero(~keep[1 : self._next_instance]) + 1
+        self.retired[gone] = -2
+        self._free = gone.tolist()
+
+    def _instances(self, n: int) -> npt.NDArray[np.uint32]:
+        """The next n instance numbers that may be used; `_next_or_pop` says how many were."""
+        reuse = self._free[-n:][::-1]
+        more = range(self._next_instance, self._next_instance + n - len(reuse))
+        if more.stop > INSTANCES:
+            raise OverflowError(f"more than {INSTANCES} cache lives at once")
+        return np.array([*reuse, *more], np.uint32)
+
+    def _next_or_pop(self, used: int) -> None:
+        reused = min(used, len(self._free))
+        if reused:
+            del self._free[-reused:]
+        self._next_instance += used - reused
+
+
+def _lazy_full(n: int) -> I64:
+    """Like np.full(n, -2), but pages that are never touched cost nothing: -2 is only needed below `_next_instance`."""
+    return np.zeros(n, np.int64)
