@@ -13,7 +13,7 @@ and in virtual time. The owner calls `schedule`, lets the step's time pass, then
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from simulator.prefix_cache import BlockTable, PrefixCache
@@ -27,7 +27,6 @@ class SimRequest:
     answer: Sequence[int]  # the token ids it will generate, at least one
     finish_reason: str = "length"
     arrived_s: float = 0.0
-    on_token: Callable[[SimRequest], None] | None = None
     computed: int = 0
     produced: int = 0
     hit_tokens: int | None = None
@@ -35,6 +34,7 @@ class SimRequest:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    gap_s: float | None = None  # between the last two tokens
     finished: bool = False
     aborted: bool = False
 
@@ -156,8 +156,10 @@ class Scheduler:
                 continue
             table.append(request.answer[request.produced])
             request.produced += 1
-            if request.first_token_s is None:
+            if request.last_token_s is None:
                 request.first_token_s = now_s
+            else:
+                request.gap_s = now_s - request.last_token_s
             request.last_token_s = now_s
             if request.produced >= len(request.answer):
                 request.finished = True
