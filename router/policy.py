@@ -1,0 +1,178 @@
+"""Which worker takes a request: a cost model in seconds, and policies that choose by it or by something else. Pure.
+
+For each worker (routers' comparison, section 4 of its notes; measured there: alpha and beta are the knobs that matter, coefficients off
+by 5x hardly change the choice):
+
+    J = alpha * Q + T * (1 + beta * D) + E[out] * c * D
+    T = a * u + b * u * (h + u / 2)     prefill seconds of u uncached tokens after h held ones
+    Q = seconds of prefill admitted there and not yet at the first token
+    D = requests decoding there, which a prefill stalls and which share the batch
+
+h counts confirmed blocks, less where the index is not to be trusted or the block lies in a lower tier, and blocks that are expected there from
+requests just dispatched. At least one token is always computed: h is at most the whole blocks of the prompt without its last token.
+
+All of it is vectors over the pool's workers, so that a decision among 64 costs about 20 us. Ties are broken at random among costs that differ
+by less than `tie_s`: a fixed order would send every cold prompt to the same worker.
+
+To add a policy: write a class with `choose`, and name it in `POLICIES`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """Of the cost model. Seconds a token (a), a token squared (b), an output token and decoding request (c)."""
+
+    alpha: float = 0.5
+    beta: float = 0.1
+    a: float = 1.0e-4
+    b: float = 1.0e-9
+    c: float = 5.0e-5
+    expected_output_tokens: float = 200.0
+    lower_tier_weight: float = 0.7
+    degraded_weight: float = 0.8
+    tie_s: float = 0.0005
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Situation:
+    """One request and the pool's workers as they are now; arrays of shape (workers,).
+
+    prompt_tokens may be an estimate when the prompt is not tokenized; then all overlaps are 0 and only the load decides.
+    held, gpu, expected: tokens of the longest prefix (index.Overlaps, in tokens). trust: code of router.index. allowed: may take it.
+    """
+
+    prompt_tokens: int
+    block_size: int
+    held: I64
+    gpu: I64
+    expected: I64
+    trust: npt.NDArray[np.uint8]
+    queue_s: F64
+    decoding: I64
+    in_flight: I64
+    allowed: Mask
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """The cost model's parts in seconds, shape (workers,)."""
+
+    queue_s: F64
+    prefill_s: F64
+    decode_s: F64
+    cost_s: F64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """worker: index into the arrays. score: what was minimised, shape (workers,), or None."""
+
+    worker: int
+    score: F64 | None
+
+
+class Policy(Protocol):
+    name: str
+    version: str
+
+    def choose(self, now: Situation, terms: Terms, rng: random.Random) -> Choice | None:
+        """None: nobody is allowed."""
+
+
+def most_cached_tokens(prompt_tokens: int, block_size: int) -> int:
+    """An engine computes at least the last token: so many tokens at most come from the cache."""
+    return max(prompt_tokens - 1, 0) // block_size * block_size
+
+
+def terms(now: Situation, k: Coefficients) -> Terms:
+    """The cost model. The trust weights are BLIND 0, DEGRADED `degraded_weight`, EXACT 1."""
+    weight = np.array((0.0, k.degraded_weight, 1.0))[now.trust]
+    confirmed = weight * (now.gpu + k.lower_tier_weight * (now.held - now.gpu))
+    hit = np.minimum(confirmed + (now.expected - now.held), most_cached_tokens(now.prompt_tokens, now.block_size))
+    uncached = now.prompt_tokens - hit
+    prefill_s = k.a * uncached + k.b * uncached * (hit + uncached / 2)
+    decode_s = prefill_s * (k.beta * now.decoding) + k.expected_output_tokens * k.c * now.decoding
+    return Terms(now.queue_s, prefill_s, decode_s, k.alpha * now.queue_s + prefill_s + decode_s)
+
+
+class Cost:
+    """The least cost."""
+
+    name = "cost"
+    version = "1"
+
+    def __init__(self, coefficients: Coefficients) -> None:
+        self._tie_s = coefficients.tie_s
+
+    def choose(self, now: Situation, terms: Terms, rng: random.Random) -> Choice | None:
+        return _least(terms.cost_s, now.allowed, self._tie_s, rng)
+
+
+class LeastLoaded:
+    """The fewest requests in flight, whatever they hold."""
+
+    name = "least_loaded"
+    version = "1"
+
+    def choose(self, now: Situation, terms: Terms, rng: random.Random) -> Choice | None:
+        return _least(now.in_flight.astype(np.float64), now.allowed, 0.0, rng)
+
+
+class Random:
+    name = "random"
+    version = "1"
+
+    def choose(self, now: Situation, terms: Terms, rng: random.Random) -> Choice | None:
+        able = np.flatnonzero(now.allowed)
+        return Choice(int(able[rng.randrange(len(able))]), None) if len(able) else None
+
+
+class RoundRobin:
+    """One after the other, leaving out who is not allowed."""
+
+    name = "round_robin"
+    version = "1"
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, now: Situation, terms: Terms, rng: random.Random) -> Choice | None:
+        n = len(now.allowed)
+        for step in range(n):
+            worker = (self._next + step) % n
+            if now.allowed[worker]:
+                self._next = worker + 1
+                return Choice(worker, None)
+        return None
+
+
+POLICIES: dict[str, Callable[[Coefficients], Policy]] = {
+    "cost": Cost,
+    "round_robin": lambda _: RoundRobin(),
+    "least_loaded": lambda _: LeastLoaded(),
+    "random": lambda _: Random(),
+}
+"""By name. Each pool gets a policy of its own, since some keep state."""
+
+
+def _least(score: F64, allowed: Mask, tie: float, rng: random.Random) -> Choice | None:
+    able = np.where(allowed, score, np.inf)
+    best = float(able.min(initial=np.inf))
+    if best == np.inf:
+        return None
+    near = np.flatnonzero(able <= best + tie)
+    return Choice(int(near[rng.randrange(len(near))] if len(near) > 1 else near[0]), score)

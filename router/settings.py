@@ -1,0 +1,75 @@
+"""Settings of `warmwatch route`."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, field_validator
+
+from router.policy import POLICIES, Coefficients
+from schemas.settings import Settings
+
+
+class RouterSettings(Settings):
+    """Routes OpenAI requests to the workers that hold their prefix."""
+
+    command: ClassVar[str] = "route"
+
+    host: str = Field("127.0.0.1", description="address to listen on; loopback unless told otherwise")
+    port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    fleet: Path = Field(Path("fleet.toml"), description="fleet file: pools and workers (form: schemas/fleet.py)")
+    router_name: str = Field(
+        default_factory=lambda: f"router@{socket.gethostname()}",
+        min_length=1,
+        max_length=200,
+        description="name of this replica in decisions",
+    )
+    policy: str = Field("cost", description=f"who takes a request: {', '.join(POLICIES)}")
+    seed: int | None = Field(None, description="seed of tie breaking, for runs that must repeat; default: drawn")
+
+    alpha: float = Field(Coefficients().alpha, ge=0, description="weight of waiting against computing")
+    beta: float = Field(Coefficients().beta, ge=0, description="how much each decoding request makes a prefill dearer")
+    prefill_a: float = Field(Coefficients().a, gt=0, description="prefill seconds a token")
+    prefill_b: float = Field(Coefficients().b, ge=0, description="prefill seconds a token squared (attention)")
+    decode_c: float = Field(Coefficients().c, ge=0, description="seconds an output token for each request decoding beside it")
+    expected_output_tokens: float = Field(Coefficients().expected_output_tokens, ge=0, description="output tokens expected of a request")
+    lower_tier_weight: float = Field(Coefficients().lower_tier_weight, ge=0, le=1, description="worth of a block below the GPU, 0 to 1")
+    degraded_weight: float = Field(Coefficients().degraded_weight, ge=0, le=1, description="worth of overlap on a degraded worker, 0 to 1")
+    expect_ttl_s: float = Field(
+        2.0, ge=0, description="seconds beyond the predicted first token for which a dispatch counts as expected blocks"
+    )
+
+    stale_after_s: float = Field(10.0, gt=0, description="seconds without a word from a worker's bridge after which it counts as degraded")
+    blind_after_s: float = Field(60.0, gt=0, description="the same, as blind")
+    warm_up_s: float = Field(30.0, ge=0, description="seconds for which /readyz waits at most until the index has caught up")
+
+    include_usage: bool = Field(
+        False, description="ask for usage in streams that did not ask; their clients then see one more chunk, with the usage"
+    )
+    choose_rank: bool = Field(True, description="with several data-parallel ranks (vLLM), choose the rank by X-data-parallel-rank")
+    max_body_bytes: int = Field(32 << 20, ge=1024, description="largest request body")
+    connect_timeout_s: float = Field(2.0, gt=0, description="for the connection to a worker")
+    read_timeout_s: float = Field(600.0, gt=0, description="longest silence of a worker while it answers")
+    tokenize_timeout_s: float = Field(2.0, gt=0, description="for the engine's /tokenize")
+    attempts: int = Field(3, ge=1, le=64, description="workers tried before a request is given up")
+    probe_every_s: float = Field(1.0, gt=0, description="how often a worker that is down is asked for its /health")
+    drain_s: float = Field(30.0, ge=0, description="how long requests may take to end after SIGTERM")
+    record_buffer: int = Field(
+        20_000, ge=1, description="decisions and outcomes held while the stream is away; more are dropped and counted"
+    )
+
+    @field_validator("policy")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in POLICIES:
+            raise ValueError(f"must be one of {', '.join(POLICIES)}")
+        return value
+
+    def coefficients(self) -> Coefficients:
+        return Coefficients(
+            alpha=self.alpha, beta=self.beta, a=self.prefill_a, b=self.prefill_b, c=self.decode_c,
+            expected_output_tokens=self.expected_output_tokens,
+            lower_tier_weight=self.lower_tier_weight, degraded_weight=self.degraded_weight,
+        )  # fmt: skip
