@@ -86,6 +86,7 @@ class BufferedWriter:
         self._failed = 0
         self._closed = False
         self._trouble: StreamError | None = None
+        self._tended_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"stream-writer-{name}", daemon=True)
         self._thread.start()
 
@@ -157,19 +158,22 @@ class BufferedWriter:
     # --- the writer's thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        tended_at = time.monotonic()
         while not (self._give_up.is_set() and not self._queue):
             batch = self._next_batch()
             if batch:
-                refused = self._deliver(batch)
-                self._settle(batch, refused)
-            if time.monotonic() - tended_at >= IDLE_S and not self._give_up.is_set():
-                tended_at = time.monotonic()
-                try:
-                    self._delivery.tend()
-                except StreamError as error:
-                    log.warning("%s: housekeeping: %s", self._name, error)
+                self._settle(*self._deliver(batch))
+            self._tend()
         self._delivery.close()
+
+    def _tend(self) -> None:
+        now = time.monotonic()
+        if now - self._tended_at < IDLE_S or self._give_up.is_set():
+            return
+        self._tended_at = now
+        try:
+            self._delivery.tend()
+        except StreamError as error:
+            log.warning("%s: housekeeping: %s", self._name, error)
 
     def _next_batch(self) -> list[Pending]:
         """Wait for records and linger a little for more; [] after IDLE_S without any."""
@@ -191,7 +195,8 @@ class BufferedWriter:
                 self._hurry.clear()
         return batch
 
-    def _deliver(self, batch: list[Pending]) -> Refused:
+    def _deliver(self, batch: list[Pending]) -> tuple[list[Pending], Refused]:
+        """The batch, or its first part, and what of it was refused."""
         wait_s = RETRY_MIN_S
         while True:
             try:
@@ -199,15 +204,26 @@ class BufferedWriter:
             except StreamUnavailable as error:
                 self._report(error)
                 if self._give_up.wait(wait_s):
-                    return [(record, error) for record in batch]
+                    return batch, [(record, error) for record in batch]
                 wait_s = min(wait_s * 2, RETRY_MAX_S)
+                self._tend()  # retention may be what makes room
+                batch = self._halve(batch)
             except Exception as error:  # the loop's top: a batch that breaks the backend must not stop the ones behind it
                 log.exception("%s: a batch of %d records cannot be delivered", self._name, len(batch))
                 failure = StreamError(f"not delivered: {error!r}")
-                return [(record, failure) for record in batch]
+                return batch, [(record, failure) for record in batch]
             else:
                 self._report(None)
-                return refused
+                return batch, refused
+
+    def _halve(self, batch: list[Pending]) -> list[Pending]:
+        """Put the later half back: a log that is nearly full takes little where it would never take much."""
+        keep = (len(batch) + 1) // 2
+        back = batch[keep:]
+        with self._lock:
+            self._queue.extendleft(reversed(back))
+            self._queued_bytes += sum(record[5] for record in back) + len(back) * HELD_OVERHEAD_BYTES
+        return batch[:keep]
 
     def _report(self, trouble: StreamError | None) -> None:
         if trouble is not None and self._trouble is None:

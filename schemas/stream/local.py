@@ -570,8 +570,9 @@ def _apply_retention(db: _Connection, now_ms: int, budget_s: float) -> None:
         oldest_ms = None if retention_s is None else now_ms - int(retention_s * 1000)
         while time.monotonic() < deadline:
             keep_from = _first_kept(db, uid, oldest_ms, retention_bytes)
-            if keep_from is None or not _delete_chunk(db, uid, keep_from):
+            if keep_from is None:
                 break
+            _delete_chunk(db, uid, keep_from)
 
 
 def _first_kept(db: _Connection, uid: int, oldest_ms: int | None, retention_bytes: int | None) -> int | None:
