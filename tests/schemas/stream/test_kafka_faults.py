@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from schemas.stream import OffsetOutOfRange, Slice, StreamError, StreamUnavailable, TopicSpec, UnknownTopic, open_stream
 from tests.kafka_broker import Broker
 
-# kafka-python leaves the sockets of its failed connections to the garbage collector.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
-
-
-@pytest.fixture(autouse=True)
-def _collect_its_sockets_here() -> Iterator[None]:
-    yield
-    gc.collect()
+pytestmark = pytest.mark.usefixtures("kafka_may_fail")
 
 
 def test_a_broker_that_is_not_there_is_named_with_what_to_do() -> None:
