@@ -342,3 +342,19 @@ def _poll_values(reader, count: int, max_records: int = 1000, timeout_s: float =
         for piece in reader.poll(0.5, max_records):
             values.extend(record.value for record in piece.records)
     return values
+
+
+def test_an_empty_assignment_reads_nothing_and_a_new_one_replaces_the_old(backend: Backend) -> None:
+    stream, topic = backend.open(), topic_name()
+    stream.ensure_topics([TopicSpec(topic, partitions=2)])
+    fill(stream, topic, 100, keys=10)
+    reader = stream.reader()
+    assert reader.poll(0.05, 10) == []
+    reader.assign({(topic, 0): 1, (topic, 1): 0})
+    reader.pause([(topic, 0)])
+    reader.assign({})
+    assert reader.poll(0.2, 10) == []
+    reader.assign({(topic, 0): 1})
+    assert len(_poll_values(reader, stream.end_offsets(topic)[0] - 1)) == stream.end_offsets(topic)[0] - 1
+    with pytest.raises(ValueError, match="not assigned"):
+        reader.position((topic, 1))
