@@ -8,9 +8,10 @@
     places   {(GPU, group 0): [ . | 1 | 0 | ...       copies in that place (i32), one array a (tier, group)
 
 A block whose last copy goes keeps its name for a while, since a child may still be announced with it as the parent (sliding windows,
-offload tiers): at most as many departed blocks as resident ones, or MIN_DEPARTED, are kept; when there are more, a rebuild keeps the newer half.
+offload tiers). When the departed are more than twice the resident ones (and twice MIN_DEPARTED), a rebuild keeps the newer half.
 
-Memory: 28 bytes a slot for one place (4 more for each further one), at 30 to 60 % load: 47 to 93 bytes a known block, departed ones included.
+Memory: 28 bytes a slot for one place (4 more for each further one) at 20 to 60 % load: 47 to 140 bytes a known block; with the departed at
+their most that is 420 bytes a resident block, in steady state about half.
 
 Rejected: Python dicts (about 250 bytes a block and 0.2 us a block where these kernels need 0.02); tombstones (the departed do that job).
 Every kernel has its twin in tests/collector/bridge/test_block_table.py, a naive dict.

@@ -206,7 +206,7 @@ def _stored(fields: dict[str, Any], odd: _Odd) -> Stored:
         raise ValueError("block size")
     lora = get("lora_name")
     if lora is None and get("lora_id") is not None:
-        lora = f"lora-id:{int(get('lora_id'))}"  # before 0.14.1 there is no name: kept apart from the base model at least
+        lora = f"lora-id:{int(fields['lora_id'])}"  # before 0.14.1 there is no name: kept apart from the base model at least
     elif lora is not None and not isinstance(lora, str):
         raise ValueError("LoRA name")
     extras = _extras(get("extra_keys"), len(hashes), lora)

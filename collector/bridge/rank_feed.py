@@ -3,7 +3,7 @@
     frames -> decode -> Sequencer -> RankState -> RecordBuilder -> records
 
 Times are arguments (unix seconds). Trust: BLIND until the start is decided; EXACT while every batch since the epoch's start was seen; else
-DEGRADED, until a clear or a new epoch. Epochs are unix milliseconds, or one more than the one before when the clock stood still or went back.
+DEGRADED, until a clear or a new epoch. Epochs are unix milliseconds, or one more than the one before if the clock stood still or went back.
 """
 
 from __future__ import annotations

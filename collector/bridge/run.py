@@ -1,0 +1,44 @@
+"""`warmwatch bridge`: settings in, exit status out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+
+from collector.bridge.app import Bridge
+from collector.bridge.settings import BridgeSettings
+from schemas.fleet import load_fleet
+from schemas.settings import SettingsError
+from schemas.stream import BadStreamUrl, open_stream
+
+
+def run(settings: BridgeSettings) -> int:
+    """Runs until SIGINT or SIGTERM, hands over what waits, and returns 0. Raises SettingsError for a wrong setting."""
+    return asyncio.run(_run(settings))
+
+
+async def _run(settings: BridgeSettings) -> int:
+    fleet = load_fleet(settings.fleet)
+    try:
+        stream = open_stream(settings.stream)
+    except BadStreamUrl as e:
+        raise SettingsError(f"setting `stream`: {e}") from e
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    with stream:
+        async with Bridge(settings, fleet, stream) as bridge:
+            stopped = asyncio.create_task(stop.wait())
+            failed = asyncio.create_task(bridge.failure())
+            try:
+                await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
+                if failed.done():
+                    failed.result()
+            finally:
+                for task in (stopped, failed):
+                    task.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await task
+    return 0
