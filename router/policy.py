@@ -8,11 +8,12 @@ by 5x hardly change the choice):
     Q = seconds of prefill admitted there and not yet at the first token
     D = requests decoding there, which a prefill stalls and which share the batch
 
-h counts confirmed blocks, less where the index is not to be trusted or the block lies in a lower tier, and blocks that are expected there from
-requests just dispatched. At least one token is always computed: h is at most the whole blocks of the prompt without its last token.
+h counts confirmed blocks, less where the index is not to be trusted or the block lies in a lower tier, and blocks that are expected
+there from requests just dispatched. At least one token is always computed: h is at most the whole blocks of the prompt without its
+last token.
 
-All of it is vectors over the pool's workers, so that a decision among 64 costs about 20 us. Ties are broken at random among costs that differ
-by less than `tie_s`: a fixed order would send every cold prompt to the same worker.
+All of it is vectors over the pool's workers, so that a decision among 64 costs about 20 us. Ties are broken at random among costs that
+differ by less than `tie_s`: a fixed order would send every cold prompt to the same worker.
 
 To add a policy: write a class with `choose`, and name it in `POLICIES`.
 """

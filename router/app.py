@@ -1,0 +1,250 @@
+"""`warmwatch route`: the router's process, from its settings to a clean end.
+
+    /v1/chat/completions, /v1/completions   proxy.completion      routed by prefix, recorded
+    /v1/models                              union over the pools
+    /healthz  /readyz  /metrics             alive; able to do its job; for Prometheus
+    anything else                           proxy.pass_through    to a worker by load
+
+Start: settings, fleet, key and tokenizers are checked before the port is taken. End (SIGTERM, SIGINT): no new connections, requests on
+their way may end within `drain_s`, what is left is cancelled; then records are flushed, then exit 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import random
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import aiohttp
+import uvicorn
+import uvloop
+
+from router.asgi import Receive, Scope, Send, respond, respond_json
+from router.feed import Feed, FeedSink
+from router.metrics import RouterMetrics, StateCollector
+from router.pools import Pools, PoolState, TrustRules
+from router.prompts import PromptReader
+from router.proxy import Proxy, client_session
+from router.recorder import Recorder
+from router.settings import RouterSettings
+from router.tokens import LocalTokenizer
+from schemas.fleet import Fleet, load_fleet
+from schemas.settings import SettingsError
+from schemas.stream import BadStreamUrl, Stream, open_stream
+from schemas.topics import topic_specs
+
+log = logging.getLogger(__name__)
+
+_FLUSH_S = 5.0
+_COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
+_BLOCK_SIZE_LABEL = re.compile(r'^vllm:cache_config_info\{[^}]*\bblock_size="(\d+)"', re.MULTILINE)
+
+
+def run(settings: RouterSettings) -> int:
+    """Runs until SIGTERM or SIGINT. Returns 0. Raises SettingsError for what can be told wrong at the start."""
+    fleet = load_fleet(settings.fleet)
+    tokenizers = {p.name: LocalTokenizer.from_dir(p.tokenizer) for p in fleet.pools if p.tokenizer is not None}
+    settings.key()
+    try:
+        stream = open_stream(settings.stream)
+    except BadStreamUrl as e:
+        raise SettingsError(f"setting `stream`: {e}") from e
+    with stream, listen(settings.host, settings.port) as listener:
+        router = Router(settings, fleet, tokenizers, stream)
+        uvloop.run(_serve(router, listener))
+        router.close()
+    return 0
+
+
+@contextlib.contextmanager
+def listen(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening socket. Raises SettingsError that says what to do when the port is taken or the address is not ours."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as e:
+        if e.errno == errno.EADDRINUSE:
+            raise SettingsError(f"setting `port`: {host}:{port} is in use; stop what listens there, or choose another with --port") from e
+        raise SettingsError(f"setting `host`: cannot listen on {host}:{port}: {e.strerror or e}") from e
+    with listener:
+        yield listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, without its way of ending by the signal that stopped it: this process ends with 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+async def _serve(router: Router, listener: socket.socket) -> None:
+    await router.start()
+    try:
+        host, port = listener.getsockname()[:2]
+        log.info("routing on http://%s:%d (%s)", host, port, router.summary())
+        await _Server(router.uvicorn_config()).serve(sockets=[listener])
+    finally:
+        await router.stop()
+
+
+class Router:
+    """All parts, built once. start() and stop() on the loop, close() after it."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        fleet: Fleet,
+        tokenizers: dict[str, LocalTokenizer],
+        stream: Stream,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.pools = Pools(
+            fleet,
+            tokenizers,
+            settings.policy,
+            settings.coefficients(),
+            settings.key(),
+            TrustRules(settings.stale_after_s, settings.blind_after_s),
+            random.Random(settings.seed),
+            settings.choose_rank,
+        )
+        specs = topic_specs(settings.topic_prefix)
+        self.metrics = RouterMetrics()
+        self.recorder = Recorder(stream, specs, settings.topic_prefix, settings.record_buffer)
+        sink = FeedSink(self.pools, clock)
+        self.feed = Feed(stream, specs, settings.topic_prefix, sink)
+        self.metrics.registry.register(StateCollector(self.pools, self.feed, sink, self.recorder, clock))
+        self._started_s = clock()
+        self._clock = clock
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def summary(self) -> str:
+        parts = (f"{p.name}: {len(p.targets)} targets, tokens by {'tokenizer' if p.tokenizer else 'engine'}" for p in self.pools)
+        return f"policy {self.settings.policy}; " + "; ".join(parts)
+
+    def uvicorn_config(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            self, loop="none", http="httptools", ws="none", lifespan="off", interface="asgi3", log_config=None, access_log=False,
+            server_header=False, date_header=False, proxy_headers=False, timeout_keep_alive=75, backlog=2048,
+            timeout_graceful_shutdown=max(1, round(self.settings.drain_s)),
+        )  # fmt: skip
+
+    async def start(self) -> None:
+        self._session = client_session(self.settings)
+        self._prompts = PromptReader(self._session, self.settings.tokenize_timeout_s)
+        self._proxy = Proxy(self.settings, self.pools, self._prompts, self._session, self.recorder, self.metrics)
+        self.recorder.start()
+        self.feed.start(asyncio.get_running_loop())
+        self._tasks = [asyncio.create_task(self._look_after(pool)) for pool in self.pools]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self.feed.close)
+        self._prompts.close()
+        await self._session.close()
+
+    def close(self) -> None:
+        """Flushes the records. Blocks for at most some seconds."""
+        self.recorder.close(_FLUSH_S)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path, method = scope["path"], scope["method"]
+        if path in _COMPLETIONS and method == "POST":
+            await self._proxy.completion(scope, receive, send)
+        elif path == "/v1/models" and method == "GET":
+            await respond_json(send, 200, await self._models())
+        elif path == "/healthz":
+            await respond(send, 200, b"ok\n", b"text/plain")
+        elif path == "/readyz":
+            status, content = self.readiness()
+            await respond_json(send, status, content)
+        elif path == "/metrics":
+            await respond(send, 200, self.metrics.page(), b"text/plain; version=0.0.4; charset=utf-8")
+        else:
+            await self._proxy.pass_through(scope, receive, send)
+
+    def readiness(self) -> tuple[int, dict[str, Any]]:
+        """200 when every pool with workers has one that answers, and the index has caught up (or `warm_up_s` has passed).
+
+        A stream that is away does not make the router unready: it routes on by what it knows, then by load, and says so here.
+        """
+        warming = not self.feed.caught_up and self._clock() - self._started_s < self.settings.warm_up_s
+        pools = {p.name: {"targets": len(p.targets), "up": int(p.health.up.sum()), "block_size": p.block_size} for p in self.pools}
+        dark = [name for name, p in pools.items() if not p["up"]]
+        ready = not warming and not dark
+        index = "away" if self.feed.trouble else "following" if self.feed.caught_up else "catching up"
+        content = {
+            "ready": ready,
+            "index": index,
+            "why": [
+                *([f"no worker of {', '.join(dark)} answers"] if dark else []),
+                *(["the index is catching up with the stream"] if warming else []),
+                *([f"the index does not follow the stream: {self.feed.trouble}"] if self.feed.trouble else []),
+                *([f"records wait: {self.recorder.trouble}"] if self.recorder.trouble else []),
+            ],
+            "pools": pools,
+        }
+        return (200 if ready else 503), content
+
+    async def _models(self) -> dict[str, Any]:
+        """What a worker of each pool says it serves; for a pool whose workers are silent, the fleet file's name."""
+        found: dict[str, Any] = {}
+        for pool, listed in zip(self.pools, await asyncio.gather(*(self._models_of(p) for p in self.pools)), strict=True):
+            for model in listed or [{"id": pool.model, "object": "model", "owned_by": "warmwatch"}]:
+                found.setdefault(str(model.get("id")), model)
+        return {"object": "list", "data": list(found.values())}
+
+    async def _models_of(self, pool: PoolState) -> list[dict[str, Any]]:
+        target = next((t for t in pool.targets if pool.health.up[t.number]), None)
+        if target is None:
+            return []
+        try:
+            async with self._session.get(f"{target.url}/v1/models", timeout=aiohttp.ClientTimeout(total=2.0)) as response:
+                content = await response.json(content_type=None)
+                return [m for m in content["data"] if isinstance(m, dict)]
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError, KeyError, TypeError):
+            return []
+
+    async def _look_after(self, pool: PoolState) -> None:
+        """Probes workers that are down, and asks for the block size until somebody has told it."""
+        while True:
+            try:
+                await pool.health.probe(self._session, self.settings.connect_timeout_s)
+                if pool.block_size is None:
+                    await self._ask_block_size(pool)
+            except Exception:  # the top of this task's loop
+                self.metrics.crashes.inc()
+                log.exception("looking after the pool %s failed", pool.name)
+            await asyncio.sleep(self.settings.probe_every_s)
+
+    async def _ask_block_size(self, pool: PoolState) -> None:
+        for target in pool.targets:
+            try:
+                async with self._session.get(f"{target.url}/metrics", timeout=aiohttp.ClientTimeout(total=2.0)) as response:
+                    match = _BLOCK_SIZE_LABEL.search(await response.text(errors="replace"))
+            except (TimeoutError, aiohttp.ClientError, OSError):
+                continue
+            if match and int(match[1]) > 0:
+                pool.learn_block_size(int(match[1]))
+                return

@@ -1,0 +1,134 @@
+"""Small pieces of HTTP over raw ASGI: bodies within a bound, JSON answers, OpenAI errors, headers, and the client that leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+RawHeaders = list[tuple[bytes, bytes]]
+
+_HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"expect",
+        b"proxy-authorization",
+    )
+)
+_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length"}
+_ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError", 413: "RequestTooLarge", 500: "InternalServerError", 503: "ServiceUnavailable"}
+
+
+class BodyTooLarge(Exception):  # noqa: N818 - a value, named for what it is
+    """The request's body is over the bound."""
+
+
+class ClientLeft(Exception):  # noqa: N818 - a value, named for what it is
+    """The client closed its connection before its request was whole."""
+
+
+async def read_body(receive: Receive, limit_bytes: int) -> bytes:
+    """The whole body. Raises BodyTooLarge, ClientLeft."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit_bytes:
+            raise BodyTooLarge
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def respond(send: Send, status: int, body: bytes, content_type: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+async def respond_json(send: Send, status: int, content: object, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    await respond(send, status, orjson.dumps(content), b"application/json", headers)
+
+
+def error_object(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI clients and vLLM's answers have it."""
+    return {"error": {"message": message, "type": _ERROR_TYPES.get(status, "UpstreamError"), "param": param, "code": status}}
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """A request header's value; names in ASGI are lower case."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value.decode("latin-1")) or None
+    return None
+
+
+def forwarded_request_headers(scope: Scope) -> list[tuple[str, str]]:
+    """What goes on to the worker: all but hop-by-hop headers and our own."""
+    return [
+        (key.decode("latin-1"), value.decode("latin-1"))
+        for key, value in scope["headers"]
+        if key not in _NOT_FORWARDED and key != b"x-request-id" and not key.startswith(b"x-warmwatch-")
+    ]
+
+
+def forwarded_response_headers(raw: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
+    """What goes back to the client: all but hop-by-hop headers and the request id, which we set."""
+    lowered = ((key.lower(), value) for key, value in raw)
+    return [(key, value) for key, value in lowered if key not in _HOP_BY_HOP and key != b"x-request-id"]
+
+
+class Departure:
+    """While the block runs, a client that leaves cancels it; then `left` is True and the CancelledError ends at the block's edge.
+
+    Enter it when the request's body has been read: after that the only message to come is http.disconnect.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._over = False
+        self.left = False
+
+    async def __aenter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watch = asyncio.ensure_future(self._wait())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        self._over = True
+        self._watch.cancel()
+        if self.left and kind is asyncio.CancelledError:
+            self._task.uncancel()
+            return True
+        return False
+
+    async def _wait(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._over:
+            self.left = True
+            self._task.cancel()

@@ -1,0 +1,141 @@
+"""What the router tells Prometheus. Labels are bounded: pools and workers of the fleet file, classes of status, never what a client sent.
+
+Counters that a request touches are bound to their labels once; numbers that something else already keeps (index, feed, recorder, load) are
+read at scrape time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.feed import Feed, FeedSink
+from router.index import EXACT
+from router.pools import Decided, Pools, Prompt
+from router.recorder import Recorder
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_DECIDE_S = (25e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 5e-3, 25e-3)
+_TOKENIZE_S = (1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 2)
+
+
+class RouterMetrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self._requests = Counter(
+            "warmwatch_router_requests",
+            "Requests by the worker that answered and the class of the status",
+            ["pool", "worker", "status"],
+            registry=r,
+        )
+        self._failed = Counter(
+            "warmwatch_router_attempts_failed", "Dispatches that failed before the first byte", ["pool", "worker"], registry=r
+        )
+        self._ttft = Histogram(
+            "warmwatch_router_ttft_seconds", "Dispatch to first content byte of streams", ["pool", "worker"], buckets=_SECONDS, registry=r
+        )
+        self._decide = Histogram("warmwatch_router_decide_seconds", "Time of a decision without tokenizing", buckets=_DECIDE_S, registry=r)
+        self._tokenize = Histogram(
+            "warmwatch_router_tokenize_seconds", "Time until a prompt's block names are known", buckets=_TOKENIZE_S, registry=r
+        )
+        self._prompts = Counter(
+            "warmwatch_router_prompts", "Prompts by where their token ids came from", ["pool", "token_source"], registry=r
+        )
+        self._predicted = Counter(
+            "warmwatch_router_predicted_cached_tokens", "Forecast of cached prompt tokens at dispatch", ["pool"], registry=r
+        )
+        self._reported = Counter(
+            "warmwatch_router_reported_cached_tokens", "Cached prompt tokens as engines reported them", ["pool"], registry=r
+        )
+        self._prompt_tokens = Counter("warmwatch_router_prompt_tokens", "Prompt tokens as engines reported them", ["pool"], registry=r)
+        self.crashes = Counter("warmwatch_router_internal_errors", "Requests that met an error of the router's own", registry=r)
+
+    def decided(self, decided: Decided, prompt: Prompt) -> None:
+        self._decide.observe(decided.decide_us / 1e6)
+        if prompt.tokenize_us is not None:
+            self._tokenize.observe(prompt.tokenize_us / 1e6)
+        self._prompts.labels(decided.pool.name, prompt.source).inc()
+        if prompt.chain is not None:
+            self._predicted.labels(decided.pool.name).inc(decided.predicted_cached_tokens())
+
+    def attempt_failed(self, pool: str, worker: str) -> None:
+        self._failed.labels(pool, worker).inc()
+
+    def first_token(self, pool: str, worker: str, ttft_s: float) -> None:
+        self._ttft.labels(pool, worker).observe(ttft_s)
+
+    def ended(self, pool: str, worker: str | None, status: int | None) -> None:
+        self._requests.labels(pool, worker or "none", f"{status // 100}xx" if status else "left").inc()
+
+    def reported(self, pool: str, prompt_tokens: int | None, cached_tokens: int | None) -> None:
+        if prompt_tokens is not None:
+            self._prompt_tokens.labels(pool).inc(prompt_tokens)
+        if cached_tokens is not None:
+            self._reported.labels(pool).inc(cached_tokens)
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class StateCollector(Collector):
+    """Reads what index, load, feed and recorder keep, at scrape time, on the loop that owns them."""
+
+    def __init__(self, pools: Pools, feed: Feed, sink: FeedSink, recorder: Recorder, clock: Callable[[], float]) -> None:
+        self._pools, self._feed, self._sink, self._recorder = pools, feed, sink, recorder
+        self._clock = clock
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._workers()
+        yield from self._index()
+
+    def _workers(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("warmwatch_router_worker_up", "1: answers", labels=["pool", "worker", "rank"])
+        flight = GaugeMetricFamily("warmwatch_router_in_flight", "Requests on their way", labels=["pool", "worker", "rank"])
+        trust = GaugeMetricFamily(
+            "warmwatch_router_worker_trust",
+            "Trust in the worker's index: 1 exact, 0.5 degraded, 0 blind",
+            labels=["pool", "worker", "rank"],
+        )
+        held = GaugeMetricFamily("warmwatch_router_held_blocks", "Distinct blocks on the worker's GPU", labels=["pool", "worker", "rank"])
+        for pool in self._pools:
+            codes = self._pools.trust(pool, self._clock())
+            for t in pool.targets:
+                labels = [pool.name, t.worker, "any" if t.rank is None else str(t.rank)]
+                up.add_metric(labels, float(pool.health.up[t.number]))
+                flight.add_metric(labels, float(pool.load.in_flight[t.number]))
+                trust.add_metric(labels, float(codes[t.number]) / EXACT)
+                held.add_metric(labels, float(sum(self._pools.index.held_blocks(s.number) for s in pool.slots_of(t.number))))
+        yield from (up, flight, trust, held)
+
+    def _index(self) -> Iterator[Metric]:
+        index = self._pools.index
+        gauges = {
+            "index_blocks": ("Distinct blocks known", index.rows),
+            "index_bytes": ("Memory of the index", index.size_bytes),
+            "index_expected_blocks": ("Blocks expected from dispatched requests", index.pending_blocks),
+            "feed_following": ("1: the index follows the stream", float(self._feed.trouble is None)),
+            "feed_caught_up": ("1: the index has applied what the log held at the start", float(self._feed.caught_up)),
+            "records_waiting": ("Decisions and outcomes that the stream does not have yet", self._recorder.waiting),
+        }
+        counters = {
+            "index_batches": ("KV batches applied", index.counts.batches),
+            "index_events_blocks": ("Blocks named by applied batches", index.counts.blocks),
+            "index_stale_batches": ("KV batches that came too late", index.counts.stale_batches),
+            "index_gaps": ("Gap marks", index.counts.gaps),
+            "index_unexplained_gaps": ("Jumps of a worker's sequence without a gap mark", index.counts.unexplained_gaps),
+            "index_unknown_removals": ("Removals of blocks that were not held", index.unknown_removals),
+            "feed_records": ("Records read from the stream", self._feed.records),
+            "feed_bad_records": ("Records that could not be read", self._feed.bad_records),
+            "feed_strangers": ("Records of workers that are not in the fleet file", self._sink.strangers),
+            "feed_restarts": ("Times that the index was built anew", self._feed.restarts),
+            "records": ("Decisions and outcomes handed to the stream", self._recorder.recorded),
+            "records_dropped": ("Decisions and outcomes dropped", self._recorder.dropped),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(f"warmwatch_router_{name}", text, value=float(value))
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(f"warmwatch_router_{name}", text, value=float(value))

@@ -1,0 +1,264 @@
+"""A pool as the router runs it, and the decision: tokens -> chain -> overlap -> cost -> worker.
+
+    Prompt (tokens.py, prompts.py) --+
+    PrefixIndex.match ---------------+--> Situation -> terms -> Policy.choose -> Decided -> (dispatch) -> Decision record
+    PoolLoad, Health, trust ---------+
+
+No await here: a decision sees one consistent state, since all of it lives on one event loop.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from router.index import BLIND, DEGRADED, TRUST_CODES, PrefixIndex, Slot
+from router.policy import POLICIES, Choice, Coefficients, Policy, Situation, Terms, most_cached_tokens, terms
+from router.tokens import LocalTokenizer
+from router.workers import Health, PoolLoad, Target, targets_of
+from schemas.block_hash import U64, HashKey, hash_chain, root_hash, salted_extras
+from schemas.fleet import Fleet
+from schemas.kv_events import WorkerId
+from schemas.requests import Candidate
+from schemas.workers import WorkerLoad
+
+RECORDED_CANDIDATES = 8
+_BYTES_A_TOKEN = 4
+"""To guess a prompt's length from its body when nobody tokenizes it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """What is known of a request's prompt. tokens None: not tokenized, `guessed_tokens` stands in. chain None: no block names."""
+
+    source: str  # exact, engine, none (schemas.requests.Decision.token_source)
+    tokens: int | None
+    guessed_tokens: int
+    chain: U64 | None
+    block_size: int | None
+    lora: str | None = None
+    tokenize_us: float | None = None
+
+    @classmethod
+    def unknown(cls, body_bytes: int) -> Prompt:
+        return cls("none", None, max(1, body_bytes // _BYTES_A_TOKEN), None, None)
+
+
+class PoolState:
+    """One pool: its targets, load, health, policy and tokenizer. block_size None: not learned yet, so no chains."""
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        targets: tuple[Target, ...],
+        tokenizer: LocalTokenizer | None,
+        policy: Policy,
+        index: PrefixIndex,
+        key: HashKey,
+    ) -> None:
+        self.name, self.model, self.targets, self.tokenizer, self.policy = name, model, targets, tokenizer, policy
+        self.load = PoolLoad(len(targets))
+        self.health = Health(targets)
+        self.block_size: int | None = None
+        self.block_size_conflicts = 0
+        self.newest_load: dict[tuple[str, int], WorkerLoad] = {}
+        slots = [tuple(index.slot(s) for s in t.sources) for t in targets]
+        self._slots: tuple[tuple[Slot, ...], ...] = tuple(slots)
+        self._first_slot: npt.NDArray[np.int64] = np.array([s[0].number for s in slots], np.int64)
+        self._several = tuple(i for i, s in enumerate(slots) if len(s) > 1)
+        self._key = key
+        self._roots: dict[str | None, int] = {}
+
+    def slots_of(self, target: int) -> tuple[Slot, ...]:
+        return self._slots[target]
+
+    def by_slot(self, values: npt.NDArray[np.integer], worst: bool = False) -> npt.NDArray[np.int64]:
+        """Per target. Where the engine chooses among ranks, the least of them counts (worst), or the largest."""
+        out = values[self._first_slot].astype(np.int64)
+        for i in self._several:
+            of_ranks = [values[s.number] for s in self._slots[i]]
+            out[i] = min(of_ranks) if worst else max(of_ranks)
+        return out
+
+    def learn_block_size(self, block_size: int) -> None:
+        """The first word counts; a different later one is counted, since chains made with either would be wrong for the other."""
+        if self.block_size is None:
+            self.block_size = block_size
+        elif self.block_size != block_size:
+            self.block_size_conflicts += 1
+
+    def chain(self, ids: npt.NDArray[np.uint32], lora: str | None, salt: str | None) -> U64 | None:
+        """Names of the prompt's full blocks; None while the block size is unknown."""
+        if self.block_size is None:
+            return None
+        root = self._roots.get(lora)
+        if root is None:
+            root = root_hash(self._key, self.name, lora)
+            if len(self._roots) < 4096:
+                self._roots[lora] = root
+        return hash_chain(self._key, root, ids, self.block_size, salted_extras(self._key, len(ids) // self.block_size, salt))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decided:
+    """A choice with all that it was made from."""
+
+    pool: PoolState
+    target: Target
+    choice: Choice
+    now: Situation
+    terms: Terms
+    decide_us: float
+
+    @property
+    def prefill_s(self) -> float:
+        return float(self.terms.prefill_s[self.target.number])
+
+    def predicted_cached_tokens(self) -> int:
+        """Confirmed and expected, as the engine would report it."""
+        return min(int(self.now.expected[self.target.number]), most_cached_tokens(self.now.prompt_tokens, self.now.block_size))
+
+    def ranking(self) -> npt.NDArray[np.int64]:
+        """Targets by cost, the chosen one first."""
+        cost = self.terms.cost_s if self.choice.score is None else self.choice.score
+        order = np.argsort(np.where(self.now.allowed, cost, np.inf), kind="stable")
+        return np.concatenate([[self.target.number], order[order != self.target.number]])
+
+    def margin_s(self) -> float | None:
+        """Cost of the runner-up minus cost of the chosen, both by the cost model; None without another worker."""
+        others = self.now.allowed.copy()
+        others[self.target.number] = False
+        if not others.any():
+            return None
+        return float(self.terms.cost_s[others].min() - self.terms.cost_s[self.target.number])
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The chosen worker and the best others. Positions of the index are those of now: call at once."""
+        has_cost = self.choice.score is not None
+        out = []
+        for i in self.ranking()[:RECORDED_CANDIDATES]:
+            target, slot = self.pool.targets[i], self.pool.slots_of(int(i))[0]
+            out.append(
+                Candidate.model_construct(
+                    worker=target.worker,
+                    rank=target.rank,
+                    overlap_tokens=int(self.now.held[i]),
+                    overlap_gpu_tokens=int(self.now.gpu[i]),
+                    speculative_tokens=int(self.now.expected[i] - self.now.held[i]),
+                    queue_s=float(self.terms.queue_s[i]),
+                    prefill_s=float(self.terms.prefill_s[i]),
+                    decode_s=float(self.terms.decode_s[i]),
+                    cost_s=float(self.terms.cost_s[i]) if has_cost else None,
+                    epoch=slot.epoch,
+                    seq=slot.seq,
+                    trust=TRUST_CODES[self.now.trust[i]],
+                    in_flight=int(self.now.in_flight[i]),
+                )
+            )
+        return tuple(out)
+
+
+@dataclass(frozen=True, slots=True)
+class TrustRules:
+    """Seconds without a word from a worker's bridge until its index counts as degraded, and as blind."""
+
+    stale_after_s: float
+    blind_after_s: float
+
+
+class Pools:
+    """All pools of the fleet over one index."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        tokenizers: Mapping[str, LocalTokenizer],
+        policy: str,
+        coefficients: Coefficients,
+        key: HashKey,
+        rules: TrustRules,
+        rng: random.Random,
+        choose_rank: bool = True,
+    ) -> None:
+        self.index = PrefixIndex()
+        self._coefficients, self._rules, self._rng = coefficients, rules, rng
+        self.by_name: dict[str, PoolState] = {
+            p.name: PoolState(
+                p.name, p.model_name, targets_of(p, fleet.workers_of(p.name), choose_rank), tokenizers.get(p.name),
+                POLICIES[policy](coefficients), self.index, key,
+            )
+            for p in fleet.pools
+        }  # fmt: skip
+        self._by_model = {s.model: s for s in reversed(self.by_name.values())}
+        self._sources = frozenset(s.source for s in self.index.slots)
+
+    def __iter__(self) -> Iterator[PoolState]:
+        return iter(self.by_name.values())
+
+    def knows(self, source: WorkerId) -> bool:
+        """Whether the fleet file has this worker and rank."""
+        return source in self._sources
+
+    def for_model(self, model: str | None) -> tuple[PoolState, str | None] | None:
+        """The pool that serves a model name, and the LoRA adapter that the name means there, or None.
+
+        Rule: a pool's own model name is its base model; in a fleet of one pool any other name is taken for an adapter of it (the engine
+        answers 404 when it is none); no name at all means the first pool.
+        """
+        if model is None:
+            return next(iter(self.by_name.values())), None
+        if model in self._by_model:
+            return self._by_model[model], None
+        if len(self.by_name) == 1:
+            return next(iter(self.by_name.values())), model
+        return None
+
+    def trust(self, pool: PoolState, now_s: float) -> npt.NDArray[np.uint8]:
+        """Trust codes by target: what the events say, and no more than the bridge's silence allows."""
+        age_s = now_s - self.index.heard_s
+        cap = np.where(age_s > self._rules.blind_after_s, BLIND, np.where(age_s > self._rules.stale_after_s, DEGRADED, 255))
+        return pool.by_slot(np.minimum(self.index.trust, cap), worst=True).astype(np.uint8)
+
+    def decide(self, pool: PoolState, prompt: Prompt, excluded: set[int], now_s: float) -> Decided | None:
+        """Chooses among the targets that are up and not excluded; when none is up, among all that are not excluded. None: nobody."""
+        started = time.perf_counter()
+        n = len(pool.targets)
+        allowed = pool.health.up.copy()
+        for i in excluded:
+            allowed[i] = False
+        if not allowed.any():
+            allowed[:] = True
+            for i in excluded:
+                allowed[i] = False
+        block_size = prompt.block_size or 1
+        trust = self.trust(pool, now_s)
+        if prompt.chain is None:
+            held = gpu = expected = np.zeros(n, np.int64)
+        else:
+            overlap = self.index.match(prompt.chain, now_s)
+            held, gpu, expected = (pool.by_slot(a) * block_size for a in overlap)
+        now = Situation(
+            prompt.tokens if prompt.tokens is not None else prompt.guessed_tokens, block_size, held, gpu, expected, trust,
+            pool.load.queue_s(now_s), pool.load.decoding, pool.load.in_flight, allowed,
+        )  # fmt: skip
+        costs = terms(now, self._coefficients)
+        choice = pool.policy.choose(now, costs, self._rng)
+        if choice is None:
+            return None
+        return Decided(pool, pool.targets[choice.worker], choice, now, costs, (time.perf_counter() - started) * 1e6)
+
+    def expect(self, decided: Decided, prompt: Prompt, ttl_s: float, now_s: float) -> list[int]:
+        """Enters the prompt's unconfirmed blocks as expected on the chosen target. Returns the tickets to drop when it comes to nothing."""
+        if prompt.chain is None or prompt.block_size is None:
+            return []
+        missing = prompt.chain[int(decided.now.held[decided.target.number]) // prompt.block_size :]
+        if not len(missing):
+            return []
+        expires_s = now_s + ttl_s + decided.prefill_s + float(decided.terms.queue_s[decided.target.number])
+        return [self.index.expect(s.number, missing, expires_s) for s in decided.pool.slots_of(decided.target.number)]

@@ -1,0 +1,137 @@
+"""From a request body to a Prompt: token ids by the pool's own tokenizer, by the engine's /tokenize, or not at all.
+
+Tokenizing takes milliseconds for long prompts (29 ms at 32k tokens), so anything longer than `INLINE_CHARACTERS` runs in a thread: the
+tokenizer releases the GIL, and the event loop goes on relaying. What cannot be told exactly (images, a template of the client's own,
+several prompts in one request, truncation) is source `none`: the request is routed by load alone, and its decision says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import aiohttp
+import numpy as np
+import orjson
+
+from router.pools import PoolState, Prompt
+from router.tokens import LocalTokenizer, UnsupportedPrompt
+from schemas.block_hash import U32
+
+log = logging.getLogger(__name__)
+
+INLINE_CHARACTERS = 2_000
+_THREADS = 2
+_OWN_TOKENS = ("chat_template", "continue_final_message", "truncate_prompt_tokens", "prompt_embeds", "mm_processor_kwargs")
+"""Body fields that change the prompt in ways that only the engine knows."""
+
+Body = Mapping[str, Any]
+
+
+class PromptReader:
+    """Reads prompts for all pools. Close it after use."""
+
+    def __init__(self, session: aiohttp.ClientSession, tokenize_timeout_s: float) -> None:
+        self._session = session
+        self._timeout = aiohttp.ClientTimeout(total=tokenize_timeout_s)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
+        self.failures = 0
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def read(self, pool: PoolState, body: Body, body_bytes: int, lora: str | None) -> Prompt:
+        """Never raises for what a client sent: an unreadable prompt is an unknown one."""
+        started = time.perf_counter()
+        try:
+            found = await self._ids(pool, body, body_bytes)
+        except (UnsupportedPrompt, TypeError, AttributeError) as e:  # the latter two: fields of a wrong type, for the engine to refuse
+            log.debug("prompt not tokenized: %s", e)
+            found = None
+        if found is None:
+            return Prompt.unknown(body_bytes)
+        source, ids = found
+        salt = body.get("cache_salt")
+        tokenize_us = (time.perf_counter() - started) * 1e6
+        chain = pool.chain(ids, lora, salt if isinstance(salt, str) else None)
+        return Prompt(source, len(ids), len(ids), chain, pool.block_size, lora, tokenize_us)
+
+    async def _ids(self, pool: PoolState, body: Body, body_bytes: int) -> tuple[str, U32] | None:
+        given = _given_ids(body.get("prompt"))
+        if given is not None:
+            return "exact", given
+        if any(body.get(field) for field in _OWN_TOKENS) or _has_media(body) or isinstance(body.get("prompt"), list):
+            return None
+        if pool.tokenizer is None:
+            ids = await self._engine_ids(pool, body)
+            return None if ids is None else ("engine", ids)
+        if body_bytes <= INLINE_CHARACTERS:
+            return "exact", local_ids(pool.tokenizer, body)
+        loop = asyncio.get_running_loop()
+        return "exact", await loop.run_in_executor(self._threads, local_ids, pool.tokenizer, body)
+
+    async def _engine_ids(self, pool: PoolState, body: Body) -> U32 | None:
+        """vLLM's /tokenize of the least loaded worker that is up."""
+        able = np.flatnonzero(pool.health.up)
+        if not len(able):
+            return None
+        target = pool.targets[int(able[np.argmin(pool.load.in_flight[able])])]
+        wanted = ("model", "messages", "tools", "prompt", "add_generation_prompt", "add_special_tokens", "chat_template_kwargs")
+        ask = {k: body[k] for k in wanted if body.get(k) is not None}
+        try:
+            async with self._session.post(
+                f"{target.url}/tokenize", data=orjson.dumps(ask), headers={"content-type": "application/json"}, timeout=self._timeout
+            ) as response:
+                if response.status != 200:
+                    self.failures += 1
+                    return None
+                return np.array(orjson.loads(await response.read())["tokens"], np.uint32)
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError, KeyError, TypeError, OverflowError) as e:
+            self.failures += 1
+            log.warning("worker %s did not tokenize: %s: %s", target.worker, type(e).__name__, e)
+            return None
+
+
+def local_ids(tokenizer: LocalTokenizer, body: Body) -> U32:
+    """Token ids of a chat or text request as the engine computes them. Raises UnsupportedPrompt."""
+    if "messages" in body:
+        extra = dict(body.get("chat_template_kwargs") or {})
+        for field in ("documents", "reasoning_effort"):
+            if body.get(field) is not None:
+                extra.setdefault(field, body[field])
+        ids = tokenizer.chat(body["messages"], body.get("tools"), body.get("add_generation_prompt", True) is not False, **extra)
+        if body.get("add_special_tokens"):
+            raise UnsupportedPrompt("add_special_tokens with a chat template")
+        return ids
+    prompt = body.get("prompt")
+    if not isinstance(prompt, str):
+        raise UnsupportedPrompt("neither messages nor a prompt")
+    return tokenizer.text(prompt, body.get("add_special_tokens", True) is not False)
+
+
+def _given_ids(prompt: object) -> U32 | None:
+    """A prompt that comes as token ids already (also as a list of one such list)."""
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], list):
+        prompt = prompt[0]
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        try:
+            return np.array(prompt, np.uint32)
+        except (ValueError, TypeError, OverflowError) as e:
+            raise UnsupportedPrompt("token ids must be integers below 2^32") from e
+    return None
+
+
+def _has_media(body: Body) -> bool:
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        return False
+    return any(
+        isinstance(part, dict) and part.get("type", "text") not in ("text", "input_text", "output_text", "refusal")
+        for message in messages
+        if isinstance(message, dict) and isinstance(message.get("content"), list)
+        for part in message["content"]
+    )

@@ -1,0 +1,431 @@
+"""One completion request from its body to its outcome: read, tokenize, decide, dispatch, relay, record.
+
+    body -> Prompt -> [ decide -> book -> connect ] -> relay chunk by chunk -> Outcome
+                          ^ next best, while no byte came back and attempts are left
+
+Invariants. Bytes pass unchanged, chunk by chunk, in both directions (but for `include_usage`). What was booked (flight, expected blocks) is
+released on every way out: an answer, an error, a client that leaves, a shutdown. One outcome a request; its decision is recorded when its
+bytes have gone to a worker, and again, with the attempts, if it then had to go to another: the last decision of a request holds.
+A retry happens only before the first byte of an answer; any status is an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from router.asgi import (
+    BodyTooLarge,
+    ClientLeft,
+    Departure,
+    RawHeaders,
+    Receive,
+    Scope,
+    Send,
+    error_object,
+    forwarded_request_headers,
+    forwarded_response_headers,
+    header,
+    read_body,
+    respond_json,
+)
+from router.metrics import RouterMetrics
+from router.pools import Decided, Pools, PoolState, Prompt
+from router.prompts import PromptReader
+from router.recorder import Recorder
+from router.settings import RouterSettings
+from router.usage import StreamTail, Usage, WholeAnswer
+from router.workers import Flight
+from schemas.requests import Attempt, Decision, Outcome, pack_hashes
+
+log = logging.getLogger(__name__)
+
+_MAX_NAME = 1024
+_AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+"""Headers that aiohttp would add by itself: only the client's own go on."""
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """One request on its way through the router."""
+
+    request_id: str
+    path: str  # decoded, for records
+    target_path: str  # with its query, as the client wrote it
+    method: str
+    headers: list[tuple[str, str]]
+    body: bytes
+    model: str
+    stream: bool | None
+    route: str = "default"
+    tenant: str = "default"
+    session_id: str | None = None
+    started_s: float = field(default_factory=time.monotonic)
+    dispatched_s: float | None = None  # monotonic, of the newest dispatch
+    attempts: list[Attempt] = field(default_factory=list)
+    worker: str | None = None
+    rank: int | None = None
+    status: int | None = None
+    error: str | None = None
+    ttft_s: float | None = None
+    usage: Usage = field(default_factory=Usage)
+    response_bytes: int = 0
+    answering: bool = False  # the client has got the head of an answer
+    decision: Decision | None = None  # of the newest dispatch, until it is recorded
+
+
+class UpstreamTrouble(Exception):  # noqa: N818 - a value, named for what it is
+    """A worker gave no answer. kind goes to the outcome; retry: another worker may be asked."""
+
+    def __init__(self, kind: str, text: str, retry: bool) -> None:
+        super().__init__(text)
+        self.kind, self.retry = kind, retry
+
+
+def client_session(settings: RouterSettings) -> aiohttp.ClientSession:
+    """The one session to all workers: no pool limit, no cookies, bodies as they come, Nagle off (aiohttp's default)."""
+    trace = aiohttp.TraceConfig()
+    trace.on_request_headers_sent.append(_headers_sent)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=30),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s, sock_read=settings.read_timeout_s),
+        trace_configs=[trace],
+        trust_env=False,
+    )
+
+
+async def _headers_sent(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
+    """The connection stands and the request is on it."""
+    on_sent = context.trace_request_ctx
+    if on_sent is not None:
+        on_sent()
+
+
+class Proxy:
+    def __init__(
+        self,
+        settings: RouterSettings,
+        pools: Pools,
+        prompts: PromptReader,
+        session: aiohttp.ClientSession,
+        recorder: Recorder,
+        metrics: RouterMetrics,
+    ) -> None:
+        self._settings, self._pools, self._prompts = settings, pools, prompts
+        self._session, self._recorder, self._metrics = session, recorder, metrics
+
+    async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST /v1/chat/completions and /v1/completions."""
+        request_id = request_id_of(scope)
+        ids = [(b"x-request-id", request_id.encode("latin-1", "replace"))]
+        try:
+            body = await read_body(receive, self._settings.max_body_bytes)
+            content = orjson.loads(body)
+            if not isinstance(content, dict):
+                raise ValueError("not an object")
+        except ClientLeft:
+            return None
+        except BodyTooLarge:
+            text = f"the body is over {self._settings.max_body_bytes} bytes (setting max_body_bytes)"
+            return await respond_json(send, 413, error_object(413, text), ids)
+        except ValueError as e:
+            return await respond_json(send, 400, error_object(400, f"the body must be a JSON object: {e}"), ids)
+        model = content.get("model")
+        found = self._pools.for_model(model if isinstance(model, str) else None)
+        if found is None:
+            text = f"The model `{model}` does not exist. Valid models: {', '.join(sorted(p.model for p in self._pools))}."
+            return await respond_json(send, 404, error_object(404, text, "model"), ids)
+        pool, lora = found
+        exchange = Exchange(
+            request_id=request_id,
+            path=scope["path"],
+            target_path=_target_path(scope),
+            method=scope["method"],
+            headers=forwarded_request_headers(scope),
+            body=self._body_to_send(body, content),
+            model=_name(model) or pool.model,
+            stream=_flag(content.get("stream")),
+            route=_name(header(scope, b"x-warmwatch-route")) or "default",
+            tenant=_name(header(scope, b"x-warmwatch-tenant")) or "default",
+            session_id=_name(content.get("session_id")) or _name(header(scope, b"x-session-id")),
+        )
+        try:
+            async with Departure(receive) as departure:
+                prompt = await self._prompts.read(pool, content, len(body), lora)
+                await self._serve(exchange, pool, prompt, send)
+            if departure.left:
+                exchange.error, exchange.status = "disconnect", None
+        except asyncio.CancelledError:
+            exchange.error = "shutdown"
+            raise
+        except Exception:
+            log.exception("request %s met an error of the router's own", request_id)
+            self._metrics.crashes.inc()
+            exchange.error = "internal"
+            if not exchange.answering:
+                exchange.status = 500
+                await respond_json(send, 500, error_object(500, "the router met an error of its own"), ids)
+        finally:
+            self._record_outcome(exchange, pool)
+
+    async def pass_through(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Any other path: to a worker of the first pool (or of the model that the body names), by load alone. Not recorded."""
+        request_id = request_id_of(scope)
+        ids = [(b"x-request-id", request_id.encode("latin-1", "replace"))]
+        try:
+            body = await read_body(receive, self._settings.max_body_bytes)
+        except ClientLeft:
+            return
+        except BodyTooLarge:
+            await respond_json(send, 413, error_object(413, "the body is too large"), ids)
+            return
+        found = self._pools.for_model(_model_in(body))
+        pool = found[0] if found else next(iter(self._pools))
+        exchange = Exchange(
+            request_id, scope["path"], _target_path(scope), scope["method"], forwarded_request_headers(scope), body, pool.model, None
+        )
+        async with Departure(receive):
+            await self._serve(exchange, pool, Prompt.unknown(len(body)), send, recorded=False)
+        self._metrics.ended(pool.name, exchange.worker, exchange.status)
+
+    async def _serve(self, exchange: Exchange, pool: PoolState, prompt: Prompt, send: Send, recorded: bool = True) -> None:
+        """Dispatches until someone answers, and relays the answer."""
+        tried: set[int] = set()
+        trouble: UpstreamTrouble | None = None
+        for _ in range(self._settings.attempts):
+            decided = self._pools.decide(pool, prompt, tried, time.monotonic())
+            if decided is None:
+                break
+            try:
+                await self._try(exchange, decided, prompt, send, recorded)
+                return
+            except UpstreamTrouble as e:
+                trouble = e
+                exchange.error = e.kind
+                if exchange.answering:
+                    return
+                self._metrics.attempt_failed(pool.name, decided.target.worker)
+                after_s = time.monotonic() - (exchange.dispatched_s or exchange.started_s)
+                exchange.attempts.append(Attempt(worker=decided.target.worker, error=f"{e.kind}: {e}"[:1000], after_s=max(0.0, after_s)))
+                if not e.retry:
+                    break
+                tried |= {t.number for t in pool.targets if t.url == decided.target.url}
+        if trouble is None:
+            exchange.error = "no worker"
+            status, text = 503, f"the pool {pool.name} has no worker that could be asked"
+        elif trouble.kind == "timeout":
+            status, text = 504, f"the worker was silent for {self._settings.read_timeout_s:g} s"
+        else:
+            status, text = 503, f"no worker of the pool {pool.name} answers ({len(exchange.attempts)} tried); the last: {trouble}"
+        exchange.status = status
+        await respond_json(send, status, error_object(status, text), [(b"x-request-id", exchange.request_id.encode("latin-1", "replace"))])
+
+    async def _try(self, exchange: Exchange, decided: Decided, prompt: Prompt, send: Send, recorded: bool) -> None:
+        """One dispatch to one worker. Raises UpstreamTrouble when there is no answer, or when it breaks off."""
+        pool, target = decided.pool, decided.target
+        now_s = time.monotonic()
+        if recorded:
+            exchange.decision = self._decision(exchange, decided, prompt)
+            self._metrics.decided(decided, prompt)
+        tickets = self._pools.expect(decided, prompt, self._settings.expect_ttl_s, now_s)
+        flight = pool.load.admit(target.number, decided.prefill_s, exchange.stream is True, now_s)
+        exchange.worker, exchange.rank, exchange.dispatched_s = target.worker, target.rank, now_s
+        keeps_blocks = False
+        try:
+            response = await self._open(exchange, decided)
+            try:
+                keeps_blocks = response.status == 200
+                await self._relay(exchange, decided, prompt, response, flight, send)
+            except BaseException:
+                keeps_blocks = False
+                response.close()
+                raise
+            finally:
+                response.release()
+        finally:
+            pool.load.release(flight, time.monotonic())
+            if not keeps_blocks:
+                for ticket in tickets:
+                    self._pools.index.drop(ticket)
+
+    async def _open(self, exchange: Exchange, decided: Decided) -> aiohttp.ClientResponse:
+        """Sends the request and waits for the head of the answer."""
+        target, health = decided.target, decided.pool.health
+        headers = [*exchange.headers, ("X-Request-Id", exchange.request_id), *target.headers]
+        try:
+            response = await self._session.request(
+                exchange.method,
+                URL(target.url + exchange.target_path, encoded=True),
+                data=exchange.body or None,
+                headers=headers,
+                skip_auto_headers=_AUTO_HEADERS,
+                allow_redirects=False,
+                trace_request_ctx=lambda: self._record_decision(exchange),
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as e:
+            health.refused(target.number)
+            raise UpstreamTrouble("connect", str(e) or type(e).__name__, retry=True) from e
+        except TimeoutError as e:
+            raise UpstreamTrouble("timeout", str(e) or type(e).__name__, retry=False) from e
+        except (aiohttp.ClientError, OSError) as e:
+            health.broke(target.number)
+            raise UpstreamTrouble("upstream", f"{type(e).__name__}: {e}", retry=True) from e
+        health.answered(target.number)
+        exchange.error = None
+        return response
+
+    async def _relay(
+        self, exchange: Exchange, decided: Decided, prompt: Prompt, response: aiohttp.ClientResponse, flight: Flight, send: Send
+    ) -> None:
+        exchange.status = response.status
+        exchange.answering = True
+        streams = response.headers.get("content-type", "").startswith("text/event-stream")
+        await send(
+            {"type": "http.response.start", "status": response.status, "headers": self._headers(exchange, decided, prompt, response)}
+        )
+        seen: StreamTail | WholeAnswer = StreamTail() if streams else WholeAnswer()
+        try:
+            async for chunk in response.content.iter_any():
+                if exchange.ttft_s is None and streams and not chunk.startswith(b":"):  # a comment is no content
+                    now_s = time.monotonic()
+                    exchange.ttft_s = now_s - (exchange.dispatched_s or now_s)
+                    decided.pool.load.first_token(flight, now_s)
+                    self._metrics.first_token(decided.pool.name, decided.target.worker, exchange.ttft_s)
+                exchange.response_bytes += len(chunk)
+                seen.add(chunk)
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except (TimeoutError, aiohttp.ClientError, OSError) as e:
+            kind = "timeout" if isinstance(e, asyncio.TimeoutError) else "upstream"
+            if streams:  # say it in the stream; otherwise the connection ends short of its length
+                event = b"data: " + orjson.dumps(error_object(502, f"the worker's answer broke off: {type(e).__name__}")) + b"\n\n"
+                await send({"type": "http.response.body", "body": event, "more_body": False})
+            raise UpstreamTrouble(kind, f"{type(e).__name__}: {e}", retry=False) from e
+        exchange.usage = seen.usage() if response.status == 200 else Usage()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _headers(self, exchange: Exchange, decided: Decided, prompt: Prompt, response: aiohttp.ClientResponse) -> RawHeaders:
+        headers = forwarded_response_headers(response.raw_headers)
+        headers.append((b"x-request-id", exchange.request_id.encode("latin-1", "replace")))
+        headers.append((b"x-warmwatch-worker", decided.target.worker.encode("latin-1", "replace")))
+        if prompt.chain is not None:
+            headers.append((b"x-warmwatch-predicted-cached-tokens", b"%d" % decided.predicted_cached_tokens()))
+        return headers
+
+    def _body_to_send(self, body: bytes, content: dict[str, Any]) -> bytes:
+        """The client's bytes, or with `include_usage` a stream's body that asks for its usage."""
+        options = content.get("stream_options")
+        if (
+            not self._settings.include_usage
+            or content.get("stream") is not True
+            or (isinstance(options, dict) and "include_usage" in options)
+        ):
+            return body
+        return orjson.dumps({**content, "stream_options": {**(options if isinstance(options, dict) else {}), "include_usage": True}})
+
+    def _decision(self, exchange: Exchange, decided: Decided, prompt: Prompt) -> Decision:
+        """Built from our own values, so not validated again; tests hold it against the schema."""
+        now, target = decided.now, decided.target
+        slot = decided.pool.slots_of(target.number)[0]
+        wall_s = time.time()
+        best = int(now.held.argmax()) if prompt.chain is not None else None
+        return Decision.model_construct(
+            request_id=exchange.request_id,
+            time_s=wall_s,
+            router=self._settings.router_name,
+            pool=decided.pool.name,
+            model=exchange.model,
+            path=exchange.path[:_MAX_NAME],
+            route=exchange.route,
+            tenant=exchange.tenant,
+            session_id=exchange.session_id,
+            stream=exchange.stream,
+            policy=decided.pool.policy.name,
+            policy_version=decided.pool.policy.version,
+            token_source=prompt.source,  # type: ignore[arg-type]  # one of the three that prompts.py gives
+            prompt_tokens=prompt.tokens,
+            block_size=prompt.block_size,
+            lora=prompt.lora,
+            chain=None if prompt.chain is None else pack_hashes(prompt.chain),
+            worker=target.worker,
+            rank=target.rank,
+            candidates=decided.candidates(),
+            workers_considered=int(now.allowed.sum()),
+            best_overlap_worker=decided.pool.targets[best].worker if best is not None and now.held[best] > 0 else None,
+            best_overlap_tokens=int(now.held[best]) if best is not None else None,
+            margin_s=decided.margin_s(),
+            index_lag_s=None if slot.newest_s is None else max(0.0, wall_s - slot.newest_s),
+            decide_us=decided.decide_us,
+            tokenize_us=prompt.tokenize_us,
+            attempts=tuple(exchange.attempts),
+        )
+
+    def _record_decision(self, exchange: Exchange) -> None:
+        decision, exchange.decision = exchange.decision, None
+        if decision is not None:
+            self._recorder.decision(decision)
+
+    def _record_outcome(self, exchange: Exchange, pool: PoolState) -> None:
+        if exchange.decision is not None:  # its bytes never went out: nobody could be reached, or the client left first
+            exchange.decision = exchange.decision.model_copy(update={"attempts": tuple(exchange.attempts)})
+            self._record_decision(exchange)
+        now_s, usage = time.monotonic(), exchange.usage
+        self._metrics.ended(pool.name, exchange.worker, exchange.status)
+        self._metrics.reported(pool.name, usage.prompt_tokens, usage.cached_tokens)
+        self._recorder.outcome(
+            Outcome.model_construct(
+                request_id=exchange.request_id,
+                time_s=time.time(),
+                worker=exchange.worker,
+                rank=exchange.rank,
+                status=exchange.status,
+                error=exchange.error,
+                ttft_s=exchange.ttft_s,
+                e2e_s=None if exchange.dispatched_s is None else now_s - exchange.dispatched_s,
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                created_tokens=usage.created_tokens,
+                completion_tokens=usage.completion_tokens,
+                engine_queue_s=usage.engine_queue_s,
+                engine_ttft_s=usage.engine_ttft_s,
+                request_bytes=len(exchange.body),
+                response_bytes=exchange.response_bytes,
+                retries=len(exchange.attempts) if exchange.answering else max(0, len(exchange.attempts) - 1),
+            )
+        )
+
+
+def request_id_of(scope: Scope) -> str:
+    """The client's X-Request-Id, or a new one."""
+    return _name(header(scope, b"x-request-id")) or uuid.uuid4().hex
+
+
+def _target_path(scope: Scope) -> str:
+    query = scope["query_string"]
+    return str((scope["raw_path"] + (b"?" + query if query else b"")).decode("latin-1"))
+
+
+def _name(value: object) -> str | None:
+    return value[:_MAX_NAME] if isinstance(value, str) and value else None
+
+
+def _flag(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _model_in(body: bytes) -> str | None:
+    try:
+        content = orjson.loads(body) if body else None
+    except orjson.JSONDecodeError:
+        return None
+    return _name(content.get("model")) if isinstance(content, dict) else None

@@ -1,0 +1,392 @@
+"""The router on real sockets before fake engines."""
+
+import asyncio
+import contextlib
+import json
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from schemas.block_hash import hash_chain, root_hash, salted_extras
+from schemas.kv_events import Kind
+from schemas.requests import unpack_hashes
+from schemas.workers import Trust
+from tests.router.fake_engine import FakeEngine, answer_chunks
+from tests.router.running import BLOCK, KEY, running, until
+
+PROMPT = list(range(3, 3 + 100))  # six whole blocks and a part
+BODY = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3}
+
+
+@contextlib.asynccontextmanager
+async def fleet(n=3, **settings):
+    async with contextlib.AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(FakeEngine(f"w{i}").serving()) for i in range(n)]
+        yield await stack.enter_async_context(running(engines, **settings)), engines
+
+
+async def test_a_prompt_goes_to_the_worker_that_holds_its_prefix():
+    async with fleet() as (r, engines):
+        chain = r.chain(PROMPT)
+        await r.hold("w1", chain)
+        for _ in range(5):
+            status, headers, _ = await r.post(BODY)
+            assert (status, headers["x-warmwatch-worker"], headers["x-warmwatch-predicted-cached-tokens"]) == (200, "w1", "96")
+        assert [len(e.seen) for e in engines] == [0, 5, 0]
+        await r.tell("w1", (Kind.REMOVED, chain[2:], 0))
+        assert (await r.post({**BODY, "prompt": [*PROMPT[:-1], 7]}))[1]["x-warmwatch-predicted-cached-tokens"] in ("32", "96")
+
+
+async def test_siblings_follow_the_first_before_any_event_confirms_it():
+    async with fleet(expect_ttl_s=60) as (r, engines):
+        first = (await r.post(BODY))[1]
+        assert first["x-warmwatch-predicted-cached-tokens"] == "0"
+        for last in range(5):
+            headers = (await r.post({**BODY, "prompt": [*PROMPT, last]}))[1]
+            assert (headers["x-warmwatch-worker"], headers["x-warmwatch-predicted-cached-tokens"]) == (first["x-warmwatch-worker"], "96")
+        decisions, _ = await r.records(6)
+        assert [(d.candidates[0].overlap_tokens, d.candidates[0].speculative_tokens) for d in decisions] == [(0, 0)] + [(0, 96)] * 5
+        assert sorted(len(e.seen) for e in engines) == [0, 0, 6]
+
+
+async def test_round_robin_takes_turns_whatever_they_hold():
+    async with fleet(policy="round_robin") as (r, engines):
+        await r.hold("w1", r.chain(PROMPT))
+        for _ in range(6):
+            await r.post(BODY)
+        assert [len(e.seen) for e in engines] == [2, 2, 2]
+        decisions, _ = await r.records(6)
+        assert {d.policy for d in decisions} == {"round_robin"}
+        assert {d.candidates[0].cost_s for d in decisions} == {None}
+        assert {d.best_overlap_worker for d in decisions} == {"w1"}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_bodies_pass_unchanged_and_headers_are_kept(path):
+    async with fleet(1) as (r, engines):
+        body = b'{ "model": "tiny",\n "prompt": "read  the file", "messages": [{"role":"user","content":"x"}], "odd": 1.50 }'
+        status, headers, _ = await r.post(
+            body, path + "?a=%2Fb", content_type="application/json", x_request_id="r-1", x_warmwatch_route="chat"
+        )
+        seen = engines[0].seen[0]
+        assert (status, seen.body, seen.path) == (200, body, path + "?a=%2Fb")
+        assert (seen.headers["x-request-id"], headers["x-request-id"]) == ("r-1", "r-1")
+        assert "x-warmwatch-route" not in seen.headers
+        assert headers["x-warmwatch-worker"] == "w0"
+
+
+async def test_streams_are_relayed_byte_for_byte_and_chunk_by_chunk():
+    async with fleet(1) as (r, (engine,)):
+        steps = [asyncio.Event() for _ in engine.chunks]
+        engine.between = lambda i: steps[i].wait()
+        async with r.client.post(r.url + "/v1/completions", json={**BODY, "stream": True}) as response:
+            assert response.headers["x-engine"] == "w0"
+            got = []
+            for i, chunk in enumerate(engine.chunks):
+                if i:
+                    steps[i].set()
+                got.append(await asyncio.wait_for(response.content.readexactly(len(chunk)), 5))  # no later chunk was needed for it
+            assert got == engine.chunks
+            assert await response.content.read() == b""
+        _, (outcome,) = await r.records()
+        assert (outcome.prompt_tokens, outcome.cached_tokens, outcome.created_tokens, outcome.completion_tokens) == (100, 64, None, 3)
+        assert (outcome.engine_ttft_s, outcome.engine_queue_s) == (0.0125, 0.0015)
+        assert outcome.response_bytes == sum(map(len, engine.chunks))
+        assert 0 < outcome.ttft_s <= outcome.e2e_s
+
+
+async def test_a_stream_without_usage_has_unknown_usage():
+    async with fleet(1) as (r, (engine,)):
+        engine.chunks = answer_chunks(usage=False)
+        await r.post({**BODY, "stream": True})
+        _, (outcome,) = await r.records()
+        assert (outcome.status, outcome.prompt_tokens, outcome.cached_tokens) == (200, None, None)
+
+
+async def test_include_usage_asks_for_it_only_in_streams_that_did_not():
+    async with fleet(1, include_usage=True) as (r, (engine,)):
+        await r.post({**BODY, "stream": True, "stream_options": {"x": 1}})
+        await r.post({**BODY, "stream": True, "stream_options": {"include_usage": False}})
+        await r.post(BODY)
+        asked = [json.loads(s.body).get("stream_options") for s in engine.seen]
+        assert asked == [{"x": 1, "include_usage": True}, {"include_usage": False}, None]
+
+
+async def test_decision_and_outcome_tell_the_whole_story():
+    async with fleet() as (r, _):
+        await r.hold("w2", r.chain(PROMPT))
+        await r.post(
+            {**BODY, "session_id": "s-1"}, x_request_id="r-9", x_warmwatch_route="review", x_warmwatch_tenant="acme", x_session_id="other"
+        )
+        (d,), (o,) = await r.records()
+        assert (d.request_id, d.pool, d.model, d.path, d.route, d.tenant, d.session_id) == (
+            "r-9", "tiny", "tiny", "/v1/completions", "review", "acme", "s-1",
+        )  # fmt: skip
+        assert (d.policy, d.policy_version, d.token_source, d.prompt_tokens, d.block_size, d.worker, d.rank) == (
+            "cost",
+            "1",
+            "exact",
+            100,
+            16,
+            "w2",
+            0,
+        )
+        assert unpack_hashes(d.chain).tolist() == r.chain(PROMPT)
+        assert (d.best_overlap_worker, d.best_overlap_tokens, d.workers_considered) == ("w2", 96, 3)
+        chosen, *others = d.candidates
+        assert (chosen.worker, chosen.overlap_tokens, chosen.overlap_gpu_tokens, chosen.epoch, chosen.seq) == ("w2", 96, 96, 1, 1)
+        assert (chosen.trust, {c.trust for c in others}) == (Trust.EXACT, {Trust.BLIND})
+        assert all(c.cost_s >= chosen.cost_s for c in others)
+        assert d.margin_s == pytest.approx(min(c.cost_s for c in others) - chosen.cost_s)
+        assert 0 <= d.index_lag_s < 5
+        assert d.decide_us > 0
+        assert (o.request_id, o.worker, o.status, o.error, o.ttft_s, o.cached_tokens, o.retries) == ("r-9", "w2", 200, None, None, 64, 0)
+        assert o.request_bytes > 100
+        assert o.e2e_s > 0
+
+
+@pytest.mark.parametrize("given", [{}, {"cache_salt": "s"}, {"model": "an-adapter"}])
+async def test_the_chain_is_the_canonical_one(given):
+    async with fleet(1) as (r, _):
+        await r.post({**BODY, **given})
+        (d,), _ = await r.records()
+        lora = given.get("model")
+        expected = hash_chain(KEY, root_hash(KEY, "tiny", lora), PROMPT, BLOCK, salted_extras(KEY, 6, given.get("cache_salt")))
+        assert unpack_hashes(d.chain).tolist() == expected.tolist()
+        assert d.lora == lora
+
+
+async def test_a_worker_that_is_down_is_left_out_and_comes_back():
+    async with contextlib.AsyncExitStack() as stack:
+        w0 = await stack.enter_async_context(FakeEngine("w0").serving())
+        w1 = FakeEngine("w1")
+        async with w1.serving():
+            port = int(w1.url.rsplit(":", 1)[1])
+        r = await stack.enter_async_context(running([w0, w1], expect_ttl_s=0))
+        await r.hold("w1", r.chain(PROMPT))
+        status, headers, _ = await r.post(BODY)
+        assert (status, headers["x-warmwatch-worker"]) == (200, "w0")
+        (d,), (o,) = await r.records()
+        assert (d.worker, [a.worker for a in d.attempts], o.worker, o.retries, o.error) == ("w0", ["w1"], "w0", 1, None)
+        assert d.attempts[0].error.startswith("connect")
+        assert r.router.pools.by_name["tiny"].health.up.tolist() == [True, False]
+        await r.post({**BODY, "prompt": PROMPT[::-1]})
+        assert len((await r.records(2))[0][1].attempts) == 0
+        async with w1.serving(port):
+            await until(lambda: r.router.pools.by_name["tiny"].health.up.all())
+            assert (await r.post(BODY))[1]["x-warmwatch-worker"] == "w1"
+        assert r.nothing_in_flight()
+
+
+async def test_nobody_there_is_a_503_that_clients_understand():
+    dead = FakeEngine("w0")
+    async with dead.serving():
+        pass
+    async with running([dead], wait=False) as r:
+        status, headers, body = await r.post(BODY)
+        error = json.loads(body)["error"]
+        assert (status, error["code"], error["type"]) == (503, 503, "ServiceUnavailable")
+        assert headers["x-request-id"]
+        (d,), (o,) = await r.records()
+        assert (d.worker, len(d.attempts), o.status, o.error) == ("w0", 1, 503, "connect")
+        assert r.nothing_in_flight()
+        async with r.client.get(r.url + "/readyz") as ready:
+            assert ready.status == 503
+            assert "no worker of tiny answers" in await ready.text()
+
+
+async def test_a_pool_without_workers_has_an_outcome_without_a_worker():
+    async with running([], wait=False) as r:
+        assert (await r.post(BODY))[0] == 503
+        decisions, (o,) = await r.records()
+        assert (decisions, o.worker, o.error) == ([], None, "no worker")
+
+
+@pytest.mark.parametrize("status", [404, 429, 500])
+async def test_an_engines_error_is_an_answer(status):
+    async with fleet(2) as (r, engines):
+        for e in engines:
+            e.status = status
+        got, _, body = await r.post(BODY)
+        assert (got, json.loads(body)["error"]["code"], sum(len(e.seen) for e in engines)) == (status, status, 1)
+        assert r.router.pools.by_name["tiny"].health.up.all()
+        _, (o,) = await r.records()
+        assert (o.status, o.error, o.cached_tokens) == (status, None, None)
+        assert r.router.pools.index.pending_blocks == 0  # it will not leave its blocks there
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("after_first_byte", [True, False])
+async def test_a_client_that_leaves_cancels_the_engines_work(stream, after_first_byte):
+    async with fleet(1) as (r, (engine,)):
+        never = asyncio.Event()
+        if after_first_byte and stream:
+            engine.between = lambda i: never.wait()
+        else:
+            engine.gate = never
+
+        async def ask():
+            async with r.client.post(r.url + "/v1/completions", json={**BODY, "stream": stream}) as response:
+                await response.content.readany()
+                never_read.set()
+                await response.read()
+
+        never_read = asyncio.Event()
+        task = asyncio.create_task(ask())
+        await until(lambda: never_read.is_set() if after_first_byte and stream else engine.seen)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(engine.cancelled.wait(), 5)
+        await until(r.nothing_in_flight)
+        (d,), (o,) = await r.records()
+        assert (d.worker, o.worker, o.status, o.error) == ("w0", "w0", None, "disconnect")
+        assert r.router.pools.index.pending_blocks == 0
+
+
+async def test_an_engine_that_breaks_off_says_so_in_the_stream_and_is_not_retried():
+    async with fleet(2) as (r, engines):
+        for e in engines:
+            e.break_after = 1
+        status, _, body = await r.post({**BODY, "stream": True})
+        assert status == 200
+        assert body.startswith(engines[0].chunks[0])
+        assert json.loads(body.split(b"data: ")[-1])["error"]["code"] == 502
+        assert sum(len(e.seen) for e in engines) == 1
+        _, (o,) = await r.records()
+        assert (o.status, o.error, o.retries) == (200, "upstream", 0)
+        assert r.nothing_in_flight()
+
+
+async def test_an_engine_that_closes_before_the_first_byte_is_retried_elsewhere():
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def hang_up(reader, writer):
+            await reader.read(10)
+            writer.transport.abort()
+
+        server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+        stack.push_async_callback(server.wait_closed)
+        stack.callback(server.close)
+        rude = FakeEngine("rude", url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        kind = await stack.enter_async_context(FakeEngine("kind").serving())
+        r = await stack.enter_async_context(running([rude, kind]))
+        await r.hold("rude", r.chain(PROMPT))
+        assert (await r.post(BODY))[1]["x-warmwatch-worker"] == "kind"
+        decisions, (o,) = await r.records()
+        assert (decisions[-1].worker, [a.worker for a in decisions[-1].attempts], o.retries) == ("kind", ["rude"], 1)
+        assert r.nothing_in_flight()
+
+
+async def test_a_silent_engine_times_out_and_is_not_asked_twice():
+    async with fleet(2, read_timeout_s=0.2) as (r, engines):
+        for e in engines:
+            e.gate = asyncio.Event()
+        status, _, _ = await r.post(BODY)
+        assert (status, sum(len(e.seen) for e in engines)) == (504, 1)
+        _, (o,) = await r.records()
+        assert (o.status, o.error) == (504, "timeout")
+        assert r.nothing_in_flight()
+
+
+async def test_tokens_come_from_the_engine_when_the_pool_has_no_tokenizer():
+    async with fleet(1, tokenizer=False) as (r, (engine,)):
+        engine.tokens = PROMPT
+        await r.post({"model": "tiny", "messages": [{"role": "user", "content": "x"}]}, "/v1/chat/completions")
+        engine.tokens = None
+        await r.post({"model": "tiny", "prompt": "x"})
+        (first, second), _ = await r.records(2)
+        assert (first.token_source, first.prompt_tokens, unpack_hashes(first.chain).tolist()) == ("engine", 100, r.chain(PROMPT))
+        assert (second.token_source, second.prompt_tokens, second.chain) == ("none", None, None)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+        {"messages": "no list"},
+        {"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ 1 }}"},
+        {"prompt": ["one", "two"]},
+        {"prompt": [-1]},
+        {"prompt": 5},
+        {},
+    ],
+)
+async def test_a_prompt_that_cannot_be_told_is_routed_all_the_same(body):
+    async with fleet(1) as (r, (engine,)):
+        assert (await r.post({"model": "tiny", **body}, "/v1/chat/completions"))[0] == 200
+        (d,), _ = await r.records()
+        assert (d.token_source, d.chain, len(engine.seen)) == ("none", None, 1)
+
+
+async def test_long_prompts_are_tokenized_beside_the_loop():
+    async with fleet(1) as (r, _):
+        text = "read the file " * 20_000
+        await r.post({"model": "tiny", "prompt": text})
+        (d,), _ = await r.records()
+        assert unpack_hashes(d.chain).tolist() == r.chain(text)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [(b"{", 400, "JSON object"), (b"[]", 400, "JSON object"), (b'{"a":"' + b"x" * 2000 + b'"}', 413, "max_body_bytes")],
+)
+async def test_bad_bodies_are_refused_with_the_reason(body, status, says):
+    async with fleet(1, max_body_bytes=1024) as (r, (engine,)):
+        got, _, text = await r.post(body)
+        assert (got, says in json.loads(text)["error"]["message"], engine.seen) == (status, True, [])
+
+
+async def test_other_paths_pass_through():
+    async with fleet(2) as (r, engines):
+        async with r.client.put(URL(r.url + "/some/path%20x?q=%2F1", encoded=True), data=b"abc", headers={"x-odd": "1"}) as response:
+            assert response.status == 418
+            assert (await response.text()).startswith("PUT by w")
+        (seen,) = [s for e in engines for s in e.seen]
+        assert (seen.path, seen.body, seen.headers["x-odd"]) == ("/some/path%20x?q=%2F1", b"abc", "1")
+        assert r.nothing_in_flight()
+
+
+async def test_models_health_readiness_and_metrics():
+    async with fleet(2) as (r, _):
+        await r.hold("w0", r.chain(PROMPT))
+        await r.post(BODY)
+
+        async def get(path):
+            async with r.client.get(r.url + path) as response:
+                return response.status, await response.text()
+
+        status, models = await get("/v1/models")
+        assert (status, [m["id"] for m in json.loads(models)["data"]]) == (200, ["tiny"])
+        assert (await get("/healthz"))[0] == 200
+        status, ready = await get("/readyz")
+        assert (status, json.loads(ready)["index"], json.loads(ready)["why"]) == (200, "following", [])
+        status, page = await get("/metrics")
+        assert status == 200
+        for line in (
+            'warmwatch_router_requests_total{pool="tiny",status="2xx",worker="w0"} 1.0',
+            'warmwatch_router_worker_trust{pool="tiny",rank="0",worker="w0"} 1.0',
+            'warmwatch_router_worker_trust{pool="tiny",rank="0",worker="w1"} 0.0',
+            'warmwatch_router_held_blocks{pool="tiny",rank="0",worker="w0"} 6.0',
+            'warmwatch_router_reported_cached_tokens_total{pool="tiny"} 64.0',
+            'warmwatch_router_predicted_cached_tokens_total{pool="tiny"} 96.0',
+            "warmwatch_router_records_dropped_total 0.0",
+        ):
+            assert line in page
+
+
+async def test_many_clients_at_once_leave_nothing_behind():
+    async with fleet(3) as (r, engines):
+
+        async def one(i):
+            try:
+                async with asyncio.timeout(0.002 if i % 5 == 0 else 20):
+                    return (await r.post({**BODY, "prompt": [i, *PROMPT], "stream": i % 2 == 0}))[0]
+            except (TimeoutError, aiohttp.ClientError):
+                return None
+
+        statuses = await asyncio.gather(*(one(i) for i in range(200)))
+        assert statuses.count(200) >= 160
+        await until(r.nothing_in_flight)
+        assert sum(len(e.seen) for e in engines) <= 200
