@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numba
 import numpy as np
@@ -48,10 +48,10 @@ class Running:
     started_s: float
     first_byte_s: float | None = None
     ended_s: float | None = None
+    """None: in flight."""
     own: tuple[int, int] | None = None
     """(worker number, ring event) of its own prefill store."""
     decode: tuple[int, int] | None = None
-    taken: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,17 +222,18 @@ _WHY = {_OK: "", _TOO_FAR: "the ring of recent events no longer reaches back", _
 MAX_MATCHES = 1 << 16
 
 
-def assign(state: Residency, ranks: Sequence[int], running: Iterable[Running]) -> None:
+def assign(state: Residency, ranks: Sequence[int], running: Iterable[Running], tolerance_s: float = 0.0) -> None:
     """Gives the worker's stores to the requests that made them. ranks: the numbers of the worker's ranks, by rank.
 
     running: all requests of that worker that are not told yet, in flight ones included: they may have the older claim.
+    tolerance_s: how far the clocks of router and engine may differ.
     """
     waiting = sorted((r for r in running if len(r.chain)), key=lambda r: r.started_s)
     open_ = [r for r in waiting if r.own is None or r.decode is None]
     if not open_:
         return
     tails = np.unique(np.array([r.chain[-1] for r in open_], np.uint64))
-    since_s = open_[0].started_s
+    since_s = open_[0].started_s - tolerance_s
     reach = state.reach()
     finals: dict[int, list[tuple[int, int]]] = defaultdict(list)
     decodes: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -249,7 +250,7 @@ def assign(state: Residency, ranks: Sequence[int], running: Iterable[Running]) -
                 e = ring[at & e_mask]
                 if (
                     not e["taken"]
-                    and r.started_s <= e["time_s"] <= (np.inf if r.ended_s is None else r.ended_s)
+                    and r.started_s - tolerance_s <= e["time_s"] <= (np.inf if r.ended_s is None else r.ended_s + tolerance_s)
                     and _is_run(ring, state.ring_hashes, at, r.chain, len(r.chain)) >= 0
                 ):
                     e["taken"] = 1
@@ -262,7 +263,7 @@ def assign(state: Residency, ranks: Sequence[int], running: Iterable[Running]) -
                 if (
                     not e["taken"]
                     and (r.own is None or r.own[0] == number)
-                    and r.started_s <= e["time_s"] <= (np.inf if r.ended_s is None else r.ended_s)
+                    and r.started_s - tolerance_s <= e["time_s"] <= (np.inf if r.ended_s is None else r.ended_s + tolerance_s)
                 ):
                     e["taken"] = 1
                     r.decode = number, at

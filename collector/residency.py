@@ -34,7 +34,6 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from schemas.block_hash import U64
 from schemas.kv_events import COMPLETE, FIRST, LAST, WINDOWED, Kind, Unpacked
 from schemas.workers import Trust
 
@@ -334,6 +333,9 @@ def _apply(  # type: ignore[no-untyped-def]
                 used = _fresh(w, wi, ring, heads, ids, used, retired, kind, seq, time_s)
                 if w["started"] and not again:
                     w["restarts"] += 1
+                if w["snapshot"] != 0:
+                    retired[w["snapshot"]] = -2
+                    w["snapshot"] = 0
                 w["started"] = True
                 w["epoch"] = epoch
                 w["has_seq"] = False
@@ -355,6 +357,8 @@ def _apply(  # type: ignore[no-untyped-def]
                     _degrade(w, wi, ring, heads, _NAMELESS, seq, time_s)
             elif kind == _SNAPSHOT:
                 if e["flags"] & FIRST:
+                    if w["snapshot"] != 0:
+                        retired[w["snapshot"]] = -2  # its end never came
                     w["snapshot"] = ids[used]
                     retired[ids[used]] = -1
                     used += 1

@@ -59,7 +59,7 @@ class NaiveWorker:
             elif kind == Kind.EPOCH_STARTED:
                 self.restarts += self.epoch is not None and self.epoch != batch.epoch
                 self.held.clear()
-                self.epoch, self.seq, self.peak = batch.epoch, None, 0
+                self.epoch, self.seq, self.peak, self.snapshot = batch.epoch, None, 0, None
                 self.trust = "exact" if flags & COMPLETE else "degraded"
             elif kind == Kind.GAP:
                 self.lost += int(event["parent"]) - int(event["seq"]) + 1

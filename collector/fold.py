@@ -1,0 +1,438 @@
+"""Folds the stream into state and rows: residency, open requests, rollups, and what is to be written of them. No I/O, no clock.
+
+    kv-events ---> residency, kv_events rows, worker_10s counts, changes seen (restart, gap, clear)
+    decisions ---> open requests, candidates rows          outcomes ---> open requests, worker_10s, latency_10s
+    worker-load -> loads, worker_10s gauges                changes ----> changes rows
+    settle ------> requests whose hit can be told, or whose other half did not come, become rows
+
+After a restart some records are read *again*: kv-events from the checkpoint of the residency on, decisions and outcomes from the oldest one
+that was still open. Up to the committed offset these rebuild state and write nothing; that is what makes each row appear exactly once.
+Everything counted here is cumulative since the data folder was made; `counters` is stored with each commit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pydantic import BaseModel, ValidationError
+
+from collector.attribution import Running, assign, tell
+from collector.join import Join, Place, Request, Taken
+from collector.kv_rows import kv_event_rows
+from collector.request_rows import candidate_rows, request_row
+from collector.residency import CLEARS, LOST_BATCHES, REMOVED_BLOCKS, RESIDENT, STORED_BLOCKS, Residency
+from collector.residency import EVENTS as EVENT_COUNT
+from collector.rollups import Rollups
+from collector.store.columns import from_rows, micros
+from collector.store.publish import SCHEMAS
+from schemas.changes import Change
+from schemas.kv_events import BadBatch, Kind, Unpacked, WorkerId, decode, unpack
+from schemas.requests import Decision, Outcome
+from schemas.stream import Partition, Record
+from schemas.topics import CHANGES, DECISIONS, KV_EVENTS, OUTCOMES, WORKER_LOAD
+from schemas.workers import WorkerLoad
+
+MAX_MARKS = 1000  # change rows of one slice; a flood of clears is still counted in worker_10s
+MAX_REASON = 500
+
+
+@dataclass(slots=True)
+class Again:
+    """Records of a partition that are read a second time. before: the committed offset; waiting: open offsets -> counted."""
+
+    before: int
+    waiting: dict[int, bool] = field(default_factory=dict)
+
+
+class Fold:
+    def __init__(
+        self,
+        residency: Residency,
+        *,
+        lateness_s: float = 1.0,
+        clock_tolerance_s: float = 0.0,
+        outcome_wait_s: float = 900.0,
+        decision_wait_s: float = 15.0,
+    ) -> None:
+        self.residency = residency
+        self.join = Join()
+        self.rollups = Rollups()
+        self.workers: list[WorkerId] = []
+        self.loads: dict[WorkerId, WorkerLoad] = {}
+        self.counters: Counter[str] = Counter()
+        self.again: dict[Partition, Again] = {}
+        self.block_events = 0
+        """Stored and removed blocks since the process began, for checkpoints and metrics."""
+        self.loads_changed = False
+        self._lateness_s = lateness_s
+        self._tolerance_s = clock_tolerance_s
+        self._outcome_wait_s = outcome_wait_s
+        self._decision_wait_s = decision_wait_s
+        self._number: dict[WorkerId, int] = {}
+        self._ranks: dict[tuple[str, str], list[int]] = {}
+        self._partition: dict[int, Partition] = {}
+        self._epochs: dict[int, int] = {}
+        self._ids = np.empty(0, np.uint64)
+        self._id_numbers = np.empty(0, np.int32)
+        self._rows: dict[str, list[tuple[object, ...]]] = {}
+        self._tables: list[pa.Table] = []
+
+    # records
+
+    def take(self, part: Partition, name: str, records: Sequence[Record], now_s: float) -> None:
+        """One slice of topic `name` (without the deployment's prefix)."""
+        again = self.again.get(part)
+        if again is not None:
+            old = [r for r in records if r.offset < again.before]
+            records = records[len(old) :]
+            if old:
+                self._take_again(part, name, old, again)
+        if not records:
+            return
+        self.counters[f"records/{name}"] += len(records)
+        if name == KV_EVENTS:
+            self._kv_events(part, records, now_s)
+        elif name == DECISIONS:
+            self._each(part, records, Decision, self._decision, now_s)
+        elif name == OUTCOMES:
+            self._each(part, records, Outcome, self._outcome, now_s)
+        elif name == WORKER_LOAD:
+            self._each(part, records, WorkerLoad, self._load, now_s)
+        elif name == CHANGES:
+            self._each(part, records, Change, self._change, now_s)
+
+    def _take_again(self, part: Partition, name: str, records: Sequence[Record], again: Again) -> None:
+        if name == KV_EVENTS:
+            self._kv_events(part, records, None)
+            return
+        for record in records:
+            counted = again.waiting.pop(record.offset, None)
+            if counted is None:
+                continue
+            value = (Decision if name == DECISIONS else Outcome).model_validate_json(record.value or b"")
+            place = part, record.offset
+            if isinstance(value, Decision):
+                self.join.decision(value, place)
+            else:
+                self.join.outcome(value, place)
+            self.join.open[value.request_id].counted |= counted
+
+    def _each(self, part: Partition, records: Sequence[Record], model: type[BaseModel], use: Any, now_s: float) -> None:
+        for record in records:
+            try:
+                value = model.model_validate_json(record.value or b"")
+            except ValidationError as e:
+                self._dead_letter(part, record, _explain(e), now_s)
+                continue
+            use(value, (part, record.offset), record, now_s)
+
+    def _decision(self, d: Decision, at: Place, record: Record, now_s: float) -> None:
+        taken = self.join.decision(d, at)
+        if taken is Taken.NEW:
+            self._rows.setdefault("candidates", []).extend(candidate_rows(d))
+        else:
+            self._not_new(taken, "decision", d.request_id, at, record, now_s)
+
+    def _outcome(self, o: Outcome, at: Place, record: Record, now_s: float) -> None:
+        taken = self.join.outcome(o, at)
+        if taken is not Taken.NEW:
+            self._not_new(taken, "outcome", o.request_id, at, record, now_s)
+
+    def _not_new(self, taken: Taken, what: str, request_id: str, at: Place, record: Record, now_s: float) -> None:
+        if taken is Taken.DUPLICATE:
+            self.counters[f"duplicate/{what}"] += 1
+        else:
+            self.counters[f"late/{what}"] += 1
+            self._dead_letter(at[0], record, f"late: request {request_id} was closed without this {what}", now_s)
+
+    def _load(self, load: WorkerLoad, at: Place, record: Record, now_s: float) -> None:
+        who = WorkerId(load.pool, load.worker, load.rank)
+        before = self.loads.get(who)
+        if before is not None and load.time_s < before.time_s:
+            self.counters["stale/load"] += 1
+            return
+        self.number(who)
+        self.loads[who] = load
+        self.loads_changed = True
+        self.rollups.count_load(load, before)
+
+    def _change(self, c: Change, at: Place, record: Record, now_s: float) -> None:
+        self._rows.setdefault("changes", []).append((micros(c.time_s), c.kind, c.text, c.author, c.pool, c.worker))
+
+    def note(self, time_s: float, kind: str, text: str, pool: str | None = None, worker: str | None = None) -> None:
+        """A change that the collector saw itself."""
+        self._rows.setdefault("changes", []).append((micros(time_s), kind, text, "collector", pool, worker))
+
+    def _dead_letter(self, part: Partition, record: Record, reason: str, now_s: float) -> None:
+        self.counters["dead_letters"] += 1
+        value, key = record.value or b"", record.key or b""
+        self._rows.setdefault("dead_letters", []).append(
+            (micros(now_s), *part, record.offset, key.decode("utf-8", "backslashreplace"), reason[:MAX_REASON], len(value), value)
+        )
+
+    # KV events
+
+    def number(self, who: WorkerId) -> int:
+        """The worker's number here; registers it when it is new."""
+        number = self._number.get(who)
+        if number is None:
+            number = self.residency.worker()
+            self._register(who, number)
+        return number
+
+    def _register(self, who: WorkerId, number: int) -> None:
+        self._number[who] = number
+        self.workers.append(who)
+        ranks = self._ranks.setdefault((who.pool, who.worker), [])
+        ranks.append(number)
+        ranks.sort(key=lambda n: self.workers[n].rank)
+        ids = np.append(self._ids, np.uint64(who.number))
+        order = np.argsort(ids)
+        self._ids, self._id_numbers = ids[order], np.append(self._id_numbers, np.int32(number))[order]
+
+    def _kv_events(self, part: Partition, records: Sequence[Record], now_s: float | None) -> None:
+        """now_s None: read again, for the state alone."""
+        values = [r.value or b"" for r in records]
+        batch = unpack(values)
+        if not batch.ok.all():
+            for i in np.flatnonzero(~batch.ok).tolist():
+                if now_s is not None:
+                    self._dead_letter(part, records[i], _why_bad(values[i]), now_s)
+        numbers = self._numbers(part, batch, values)
+        before = self.residency.workers["lost_batches"][: len(self.workers)].copy()
+        tally = self.residency.apply(batch, numbers)
+        self.block_events += len(batch.hashes)
+        marked = self._marks(batch, numbers, now_s is not None)
+        if now_s is None or not len(batch.events):
+            return
+        after = self.residency.workers["lost_batches"][: len(self.workers)]
+        for number in np.flatnonzero(after > before).tolist():
+            unmarked = int(after[number] - before[number]) - marked[number]
+            if unmarked > 0:
+                who = self.workers[number]
+                text = f"rank {who.rank}: {unmarked} engine batches are missing without a gap mark"
+                self.note(float(self.residency.workers["last_bridge_s"][number]), "gap", text, who.pool, who.worker)
+        self.counters["kv_events"] += len(batch.events)
+        self.counters["blocks"] += len(batch.hashes)
+        for number, column in np.argwhere(tally.counts[:, :, EVENT_COUNT] > 0).tolist():
+            who, counts = self.workers[number], tally.counts[number, column]
+            bucket = self.rollups.at((tally.first_bucket + column) * 10, who.pool, who.worker, who.rank)
+            bucket.counts["stored_blocks"] += int(counts[STORED_BLOCKS])
+            bucket.counts["removed_blocks"] += int(counts[REMOVED_BLOCKS])
+            bucket.counts["clears"] += int(counts[CLEARS])
+            bucket.counts["lost_batches"] += int(counts[LOST_BATCHES])
+            bucket.resident_blocks = int(counts[RESIDENT])
+        offsets = np.fromiter((r.offset for r in records), np.int64, len(records))
+        self._tables.append(kv_event_rows(batch, numbers, offsets, part[1], self.workers))
+
+    def _numbers(self, part: Partition, batch: Unpacked, values: Sequence[bytes]) -> npt.NDArray[np.int32]:
+        ids = batch.worker_number
+        at = np.searchsorted(self._ids, ids)
+        at[at == len(self._ids)] = 0
+        known = self._ids[at] == ids if len(self._ids) else np.zeros(len(ids), np.bool_)
+        if not (known | ~batch.ok).all():
+            _, first = np.unique(ids, return_index=True)
+            for i in first.tolist():
+                if batch.ok[i] and not known[i]:
+                    try:
+                        self.number(decode(values[i]).source)
+                    except BadBatch:
+                        batch.ok[i] = False
+            return self._numbers(part, batch, values)
+        numbers = self._id_numbers[at] if len(self._ids) else np.zeros(len(ids), np.int32)
+        for number in np.unique(numbers[batch.ok]).tolist():
+            self._partition[number] = part
+        return numbers
+
+    def _marks(self, batch: Unpacked, numbers: npt.NDArray[np.int32], write: bool) -> Counter[int]:
+        """Notes restarts, gaps and clears; returns the lost batches that gap marks told of, by worker."""
+        kinds = batch.events["kind"]
+        at = np.flatnonzero((kinds >= Kind.CLEARED) & (kinds <= Kind.GAP))
+        lost: Counter[int] = Counter()
+        records = np.searchsorted(batch.event_end, at, side="right")
+        for i, r in zip(at.tolist(), records.tolist(), strict=True):
+            number, epoch = int(numbers[r]), int(batch.epoch[r])
+            event, who = batch.events[i], self.workers[number]
+            seen = self._epochs.get(number)
+            if seen is not None and epoch < seen:
+                continue
+            self._epochs[number] = epoch
+            kind, text = "", ""
+            if event["kind"] == Kind.GAP:
+                gone = int(event["parent"]) - int(event["seq"]) + 1
+                lost[number] += gone
+                kind, text = "gap", f"rank {who.rank}: {gone} engine batches are lost"
+            elif event["kind"] == Kind.CLEARED:
+                kind, text = "clear", f"rank {who.rank}: the engine's cache was cleared"
+            elif seen is not None and epoch > seen:
+                kind, text = "restart", f"rank {who.rank}: the cache starts anew (epoch {epoch})"
+            if kind and write and len(self._rows.setdefault("changes", [])) < MAX_MARKS:
+                self.note(float(event["time_s"] or batch.bridge_time_s[r]), kind, text, who.pool, who.worker)
+        return lost
+
+    def lose(self, part: Partition, time_s: float) -> int:
+        """The stream lost records of this partition: its workers' trust falls. Returns how many workers."""
+        hit = [n for n, p in self._partition.items() if p == part]
+        for number in hit:
+            self.residency.lose(number, time_s)
+        return len(hit)
+
+    # requests
+
+    def settle(self, kv_complete_s: float, requests_complete_s: float) -> None:
+        """Tells hits and closes rows. *_complete_s: everything before was received (unix seconds)."""
+        due: dict[tuple[str, str], list[Request]] = {}
+        done: list[Request] = []
+        for r in self.join.joined():
+            pool, worker = r.worker
+            key = pool or "", worker or ""
+            ranks = self._ranks.get(key, [])
+            if r.rank is None and len(ranks) == 1:
+                r.rank, r.row = self.workers[ranks[0]].rank, None
+            if not r.counted and (r.rank is not None or not ranks or not self._tellable(r)):
+                self._count(r)
+            if not self._tellable(r):
+                done.append(r)
+            elif r.running is not None and r.running.ended_s is not None:
+                passed_s = max(kv_complete_s, min((float(self.residency.workers["last_bridge_s"][n]) for n in ranks), default=-np.inf))
+                if passed_s > r.running.ended_s + self._lateness_s:
+                    due.setdefault(key, []).append(r)
+        if due:
+            self._tell(due)
+        for requests in due.values():
+            done += requests
+        for r in done:
+            self._close(r)
+        for r in self.join.overdue(requests_complete_s, self._outcome_wait_s, self._decision_wait_s):
+            self.counters["outcome_missing" if r.outcome is None else "decision_missing"] += 1
+            if not r.counted:
+                self._count(r)
+            self._close(r)
+
+    @staticmethod
+    def _tellable(r: Request) -> bool:
+        o = r.outcome
+        return r.running is not None and o is not None and o.error is None and o.status is not None and o.status < 400
+
+    def _tell(self, due: Mapping[tuple[str, str], list[Request]]) -> None:
+        by_worker: dict[tuple[str, str], list[Running]] = {}
+        for r in self.join.open.values():
+            key = r.worker[0] or "", r.worker[1] or ""
+            if r.running is not None and key in due:
+                by_worker.setdefault(key, []).append(r.running)
+        for key, requests in due.items():
+            ranks = self._ranks.get(key, [])
+            if ranks:
+                self._tell_worker(ranks, by_worker[key], requests)
+            for r in requests:
+                if not r.counted:
+                    self._count(r)
+                self.rollups.count_told(r)
+
+    def _tell_worker(self, ranks: list[int], running: list[Running], requests: list[Request]) -> None:
+        asked: dict[int | None, list[int]] = {None: ranks}
+        for n in ranks:
+            asked[self.workers[n].rank] = [n]
+        by_id = {r.request_id: r for r in requests}
+        rank_of = {q.request_id: r.rank for q in running if (r := self.join.open.get(q.request_id)) is not None}
+        for rank, numbers in asked.items():
+            group = [q for q in running if rank_of[q.request_id] == rank]
+            assign(self.residency, numbers, group, self._tolerance_s)
+        for q in sorted((r.running for r in requests if r.running is not None), key=lambda q: q.started_s):
+            r = by_id[q.request_id]
+            numbers = asked.get(r.rank, [])
+            if not numbers:
+                continue
+            hit = tell(self.residency, numbers, q)
+            self.counters["told" if hit.blocks is not None else "untold"] += 1
+            if hit.worker is not None:
+                r.rank = self.workers[hit.worker].rank
+            if hit.blocks is not None and r.decision is not None and r.decision.block_size is not None:
+                r.event_hit_tokens = hit.blocks * r.decision.block_size
+            r.told, r.row = True, None
+
+    def _count(self, r: Request) -> None:
+        self.rollups.count_request(r)
+        r.counted = True
+
+    def _close(self, r: Request) -> None:
+        self._rows.setdefault("requests", []).append(request_row(r, closed=True))
+        self.join.close(r)
+
+    def open_rows(self) -> pa.Table:
+        """Rows of the requests that are not closed yet."""
+        rows = []
+        for r in self.join.open.values():
+            if r.row is None:
+                r.row = request_row(r, closed=False)
+            rows.append(r.row)
+        return from_rows(SCHEMAS["requests"], rows)
+
+    # what is to be written
+
+    def outputs(self) -> dict[str, pa.Table]:
+        """New rows by table since `written`. They stay until `written` is called."""
+        out = {name: from_rows(SCHEMAS[name], rows) for name, rows in self._rows.items() if rows}
+        if self._tables:
+            out["kv_events"] = pa.concat_tables(self._tables)
+        return out
+
+    def written(self) -> None:
+        self._rows, self._tables = {}, []
+        self.loads_changed = False
+
+    def restore(self, counters: Mapping[str, int], loads: Sequence[Mapping[str, Any]]) -> None:
+        """What each commit stored of the small state. After `load`, so that workers keep their numbers."""
+        self.counters.update(counters)
+        for raw in loads:
+            load = WorkerLoad.model_validate(raw)
+            who = WorkerId(load.pool, load.worker, load.rank)
+            self.loads[who] = load
+            self.number(who)
+
+    @property
+    def pending_bytes(self) -> int:
+        return sum(t.nbytes for t in self._tables)
+
+    # checkpoint
+
+    def save(self) -> dict[str, npt.NDArray[Any]]:
+        """State of the KV side, to be `load`ed after a restart and brought up to date by reading again."""
+        oldest = min((q.running.started_s for q in self.join.open.values() if q.running is not None), default=np.inf)
+        newest = float(self.residency.workers["last_time_s"][: len(self.workers)].max(initial=0.0))
+        saved = self.residency.save(min(oldest, newest - 30.0))
+        about = {
+            "workers": [[w.pool, w.worker, w.rank] for w in self.workers],
+            "epochs": [[n, e] for n, e in self._epochs.items()],
+            "partitions": [[n, *p] for n, p in self._partition.items()],
+        }
+        saved["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        return saved
+
+    def load(self, saved: Mapping[str, npt.NDArray[Any]]) -> None:
+        about = json.loads(saved["about"].tobytes())
+        self.residency.load(saved)
+        for number, who in enumerate(about["workers"]):
+            self._register(WorkerId(*who), number)
+        self._epochs = dict(about["epochs"])
+        self._partition = {n: (t, p) for n, t, p in about["partitions"]}
+
+
+def _why_bad(value: bytes) -> str:
+    try:
+        decode(value)
+    except BadBatch as e:
+        return f"no KV batch: {e}"
+    return "no KV batch that can be unpacked"
+
+
+def _explain(error: ValidationError) -> str:
+    problems = error.errors(include_url=False, include_input=False)
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}" for e in problems[:3])

@@ -1,0 +1,148 @@
+"""What can be said about the data itself: the rows of `data_health`, each with a sentence that says what it means and what to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from collector.fold import Fold
+from collector.store.columns import micros
+from schemas.stream import Partition
+from schemas.workers import Trust
+
+if TYPE_CHECKING:
+    from collector.ingest import Health
+
+LAG_WARN_RECORDS = 10_000
+LOAD_STALE_S = 15.0
+MISSING_WARN_SHARE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    area: str
+    subject: str
+    name: str
+    value: float | None
+    unit: str
+    status: str
+    detail: str
+
+    def row(self, now_s: float) -> tuple[object, ...]:
+        return self.area, self.subject, self.name, self.value, self.unit, self.status, self.detail, micros(now_s)
+
+
+def checks(fold: Fold, health: Health, stream_time_s: Mapping[Partition, float], memory_bytes: int, now_s: float) -> list[Check]:
+    return [*_collector(fold, health, memory_bytes), *_stream(fold, health, stream_time_s, now_s), *_join(fold), *_workers(fold, now_s)]
+
+
+def _collector(fold: Fold, h: Health, memory_bytes: int) -> list[Check]:
+    c = fold.counters
+    paused = h.state == "paused"
+    dead = c["dead_letters"]
+    return [
+        Check("collector", "", "state", None, "", "bad" if paused else "warn" if h.rebuilding else "ok",
+              h.reason if paused else "State is being rebuilt from the stream after a restart." if h.rebuilding else "Reading and writing."),
+        Check("collector", "", "publish_s", h.publish_s, "s", "warn" if h.publish_s > 0.5 else "ok", "Time that writing the last published file took."),
+        Check("collector", "", "commit_s", h.commit_s, "s", "warn" if h.commit_s > 1 else "ok", "Time that the last commit took."),
+        Check("collector", "", "memory_bytes", memory_bytes, "bytes", "ok", "Memory of the collector's process."),
+        Check("collector", "", "dead_letters", dead, "records", "warn" if dead else "ok",
+              "Records that could not be used; the table dead_letters says why." if dead else "Every record could be used."),
+        Check("collector", "", "resident_blocks", int(fold.residency.workers["resident"].sum()), "blocks", "ok", "Blocks that all workers hold, from events."),
+    ]  # fmt: skip
+
+
+def _stream(fold: Fold, h: Health, stream_time_s: Mapping[Partition, float], now_s: float) -> list[Check]:
+    out = [
+        Check("stream", "", "connected", None, "", "bad" if h.stream_trouble else "ok",
+              f"Tried again by itself: {h.stream_trouble}" if h.stream_trouble else "The stream is read."),
+    ]  # fmt: skip
+    lost = fold.counters["stream_lost_records"]
+    if fold.counters["stream_gaps"]:
+        out.append(
+            Check("stream", "", "lost_records", lost, "records", "bad",
+                  "The stream lost records before they were read, or a topic was made anew; the table changes says when and which.")
+        )  # fmt: skip
+    for part, lag in sorted(h.lag.items()):
+        subject = f"{part[0]}/{part[1]}"
+        behind_s = max(0.0, now_s - stream_time_s[part]) if lag and part in stream_time_s else 0.0
+        status = "warn" if lag > LAG_WARN_RECORDS or behind_s > 30 else "ok"
+        out.append(
+            Check(
+                "stream",
+                subject,
+                "lag_records",
+                lag,
+                "records",
+                status,
+                f"Records not read yet; the oldest is {behind_s:.1f} s old at most.",
+            )
+        )
+    return out
+
+
+def _join(fold: Fold) -> list[Check]:
+    c = fold.counters
+    outcomes = max(1, c["records/outcomes"])
+    rows = [
+        Check(
+            "join",
+            "",
+            "open_requests",
+            len(fold.join.open),
+            "requests",
+            "ok",
+            "Requests in flight, or ended so lately that their hit is not told yet.",
+        )
+    ]
+    for name, sentence in (
+        ("outcome_missing", "Decisions whose outcome never came: did a router die, or its outcomes get lost?"),
+        ("decision_missing", "Outcomes whose decision never came: does every router write decisions?"),
+        ("late/decision", "Decisions that came after their request was closed; they are in dead_letters."),
+        ("late/outcome", "Outcomes that came after their request was closed; they are in dead_letters."),
+        ("duplicate/decision", "Decisions that came twice; the first counts."),
+        ("duplicate/outcome", "Outcomes that came twice; the first counts."),
+        ("open_records_lost", "Open records that could not be read again after a restart; their requests have no row."),
+    ):
+        value = c[name]
+        status = "ok" if not value else "warn" if value / outcomes > MISSING_WARN_SHARE or name == "open_records_lost" else "ok"
+        rows.append(Check("join", "", name.replace("/", "_"), value, "records", status, sentence))
+    told, untold = c["told"], c["untold"]
+    rows.append(
+        Check("join", "", "hits_untold", untold, "requests", "warn" if untold > told * MISSING_WARN_SHARE and untold else "ok",
+              "Requests whose hit could not be told from events: gaps, unknown starts, or more traffic than recent_hashes holds.")
+    )  # fmt: skip
+    return rows
+
+
+def _workers(fold: Fold, now_s: float) -> list[Check]:
+    out = []
+    for number, who in enumerate(fold.workers):
+        w, load, subject = fold.residency.workers[number], fold.loads.get(who), str(who)
+        trust, reason = fold.residency.trust(number)
+        status = {Trust.EXACT: "ok", Trust.DEGRADED: "warn", Trust.BLIND: "unknown"}[trust]
+        out.append(Check("bridge", subject, "trust", None, "", status, f"Trust in its index is {trust}{': ' + reason if reason else ''}."))
+        out.append(
+            Check("bridge", subject, "lost_batches", int(w["lost_batches"]), "batches", "warn" if w["lost_batches"] else "ok",
+                  "Engine batches lost for good since the start.")
+        )  # fmt: skip
+        for name, sentence in (
+            ("unknown_removals", "Removals of blocks that were not held; they changed nothing."),
+            ("mismatches", "Copies by which snapshots differed from an exact state."),
+            ("stale_records", "Records that came again or too late; they changed nothing."),
+        ):
+            if w[name]:
+                out.append(
+                    Check("bridge", subject, name, int(w[name]), "blocks" if name != "stale_records" else "records", "warn", sentence)
+                )
+        if load is not None:
+            age_s = max(0.0, now_s - load.time_s)
+            status = "bad" if not load.up else "warn" if age_s > LOAD_STALE_S else "ok"
+            text = "The engine's metrics page answers." if load.up else "The engine's metrics page does not answer: is the worker up?"
+            out.append(Check("bridge", subject, "load_age_s", age_s, "s", status, text))
+            for name in ("mangled_frames", "skipped_events", "dropped_records"):
+                value = getattr(load.bridge, name)
+                if value:
+                    out.append(Check("bridge", subject, name, value, "", "warn", "As the bridge counts since its start."))
+    return out

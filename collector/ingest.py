@@ -1,0 +1,702 @@
+"""The loop: poll -> fold -> commit -> publish. One thread owns all state; a second one writes checkpoints and merges segments.
+
+A commit, in this order; a crash between any two steps loses nothing and doubles nothing:
+
+    1. the new rows of each table become a segment file: written under another name, synced, renamed, folder synced
+    2. ONE transaction in state.duckdb: manifest rows, live buckets, offsets (and open records), counters, name of the checkpoint
+    3. a new published file is built next to the old one, synced, and renamed over it
+    4. files that no longer count are unlinked, once readers of older published files are gone
+
+On start: files that the manifest does not name are removed, state is rebuilt (checkpoint, then reading again without writing; see fold.py),
+and reading goes on at the stored offsets. What the broker calls committed offsets is never used.
+
+When the disk is nearly full or a write fails, reading pauses (state `paused`) with all rows kept, and the commit is tried again each second.
+When the stream is away, it is tried again with growing waits; what was read is committed and published meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import resource
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from collector.fold import Again, Fold
+from collector.health import Check, checks
+from collector.metrics import Metrics
+from collector.pacing import too_far_ahead
+from collector.positions import Start, where_to_start
+from collector.residency import Residency
+from collector.rollups import LIVE_LATENCY_COLUMNS, LIVE_WORKER_COLUMNS, LIVE_WORKER_SCHEMA
+from collector.settings import CollectorSettings
+from collector.status_page import StatusPage
+from collector.store.checkpoint import read_checkpoint, sweep_checkpoints, write_checkpoint
+from collector.store.columns import from_rows, micros
+from collector.store.lock import FolderInUseError, FolderLock
+from collector.store.publish import SCHEMAS, SEGMENTED, Publisher
+from collector.store.retention import Keep, expired, mergeable
+from collector.store.segments import Segment, read_segments, sweep, write_segment
+from collector.store.state import Commit, Position, State, StateError
+from collector.worker_rows import worker_rows
+from schemas.settings import SettingsError
+from schemas.stream import BadStreamUrl, OffsetOutOfRange, Partition, Reader, Stream, StreamError, open_stream
+from schemas.tables.published import MAJOR, MINOR
+from schemas.topics import CHANGES, DECISIONS, KV_EVENTS, OUTCOMES, WORKER_LOAD, topic_specs
+
+log = logging.getLogger(__name__)
+
+TOPICS = (KV_EVENTS, WORKER_LOAD, DECISIONS, OUTCOMES, CHANGES)
+PENDING_BYTES = 128 << 20  # uncommitted kv_events rows beyond this are committed at once
+PROBE_S = 0.25
+IDENTITY_S = 5.0
+IDLE_PUBLISHES = 5  # with nothing new, a file is published every so many intervals, so that `published_at` stays fresh
+GATHER_S = 0.03  # pause after a small poll, so that records are taken in slices worth a compiled call
+PACE_SLACK_S = 20.0
+RETRY_S = (0.2, 5.0)
+VERSION = metadata.version("warmwatch")
+NOT_YET = "not connected yet"
+
+
+@dataclass(slots=True)
+class Probe:
+    """The ends of a topic's partitions at one moment: once they are passed, everything before that moment was received."""
+
+    at_s: float
+    ends: Mapping[int, int]
+
+
+@dataclass(slots=True)
+class Health:
+    """What the loop knows about itself; see health.py for the sentences."""
+
+    state: str = "running"
+    reason: str = ""
+    stream_trouble: str = NOT_YET
+    lag: dict[Partition, int] = field(default_factory=dict)
+    publish_s: float = 0.0
+    commit_s: float = 0.0
+    published_at_s: float = 0.0
+    publish_trouble: str = ""
+    rebuilding: bool = False
+
+
+def _nothing(step: str) -> None:
+    """Where tests let the process die."""
+
+
+class Collector:
+    """Owns the data folder and the reader. `start`, then `turn` again and again, then `stop`."""
+
+    def __init__(
+        self,
+        settings: CollectorSettings,
+        stream: Stream,
+        *,
+        clock: Callable[[], float] = time.time,
+        wait: Callable[[float], object] = time.sleep,
+        at_step: Callable[[str], None] = _nothing,
+    ) -> None:
+        self.settings = settings
+        self.health = Health()
+        self.metrics = Metrics()
+        self._stream = stream
+        self._clock, self._wait, self._at_step = clock, wait, at_step
+        self._dir = settings.data_dir.resolve()
+        self._segments_dir = self._dir / "segments"
+        self._checkpoints_dir = self._dir / "checkpoints"
+        self._reader: Reader | None = None
+        self._positions: dict[Partition, int] = {}
+        self._identities: dict[str, str | None] = {}
+        self._identity_at_s = 0.0
+        self._probes: dict[str, Probe] = {}
+        self._complete_s: dict[str, float] = {}
+        self._stream_time_s: dict[Partition, float] = {}
+        self._paused_parts: set[Partition] = set()
+        self._retry_s = RETRY_S[0]
+        self._next_commit_s = 0.0
+        self._idle = 0
+        self._changed = True
+        self._background = ThreadPoolExecutor(1, "collector-files")
+        self._merge: Future[tuple[list[Segment], Segment]] | None = None
+        self._saving: Future[str] | None = None
+        self._saving_offsets: dict[str, int] = {}
+        self._checkpoint: dict[str, Any] = {}
+        self._saved_blocks, self._saved_at_s = 0, 0.0
+        self._live_tables: dict[int, tuple[pa.Table, pa.Table]] = {}
+        self._lock: FolderLock | None = None
+        self._in_commit: tuple[Commit, list[int]] | None = None
+
+    # start
+
+    def start(self) -> None:
+        """Takes the folder, brings the state back, publishes. Raises SettingsError, StateError."""
+        s = self.settings
+        try:
+            self._segments_dir.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(self._dir)
+        except FolderInUseError as e:
+            raise SettingsError(str(e)) from e
+        except OSError as e:
+            raise SettingsError(
+                f"setting `data_dir`: {s.data_dir} cannot be used ({e.strerror}); name a folder that this user may write"
+            ) from e
+        self._state = State(self._dir / "state.duckdb", {"live_worker_10s": LIVE_WORKER_COLUMNS, "live_latency_10s": LIVE_LATENCY_COLUMNS})
+        self.manifest = self._state.segments()
+        self._retired = self._state.retired()
+        self._stored = self._state.positions()
+        self._checkpoint = self._state.meta("checkpoint", {})
+        removed = sweep(self._segments_dir, {x.name for x in self.manifest} | self._retired.keys())
+        if removed:
+            log.info("removed %d files that no commit names", len(removed))
+        self._publisher = Publisher(self._dir, self._segments_dir)
+        self.fold = self._new_fold()
+        self._restore()
+        self._publish("running")
+
+    def _new_fold(self) -> Fold:
+        s = self.settings
+        return Fold(
+            Residency(s.recent_events, s.recent_hashes),
+            lateness_s=s.lateness_s,
+            clock_tolerance_s=s.clock_tolerance_s,
+            outcome_wait_s=s.outcome_wait_s,
+            decision_wait_s=s.decision_wait_s,
+        )
+
+    def _restore(self) -> None:
+        fold = self.fold
+        name = self._checkpoint.get("file")
+        if isinstance(name, str):
+            try:
+                fold.load(read_checkpoint(self._checkpoints_dir, name))
+            except (OSError, ValueError, KeyError) as e:
+                log.warning("the checkpoint %s cannot be read (%s): the cache state is rebuilt from the stream alone", name, e)
+                self._checkpoint = {}
+                self.fold = fold = self._new_fold()
+        sweep_checkpoints(self._checkpoints_dir, name if isinstance(name, str) else None)
+        fold.rollups.restore(self._state.live("live_worker_10s"), self._state.live("live_latency_10s"))
+        fold.restore(self._state.meta("counters", {}), self._state.meta("loads", []))
+        for start in fold.rollups.workers:
+            self._live_tables[start] = fold.rollups.worker_rows(start), fold.rollups.latency_rows(start)
+        recent = [x for x in self.manifest if x.table == "requests"][::-1]
+        seen = 0
+        for segment in recent:
+            if seen >= 50_000:
+                break
+            rows = pq.ParquetFile(self._segments_dir / segment.name).read(columns=["request_id", "decision_missing", "outcome_missing"])
+            for row in rows.to_pylist():
+                fold.join.remember(row["request_id"], row["decision_missing"], row["outcome_missing"])
+            seen += rows.num_rows
+
+    def _connect(self) -> None:
+        """Opens the reader: the first time at the stored offsets, later where this process stands. Raises StreamError."""
+        s = self.settings
+        self._stream.ensure_topics(topic_specs(s.topic_prefix, s.partitions))
+        if self._reader is None:
+            self._reader = self._stream.reader()
+        first = not self._positions
+        again_kv = self._checkpoint.get("offsets", {})
+        starts: dict[Partition, Start] = {}
+        identities: dict[str, str | None] = {}
+        for name in TOPICS:
+            topic = s.topic_prefix + name
+            identities[topic] = self._stream.identity(topic)
+            oldest, ends = self._stream.start_offsets(topic), self._stream.end_offsets(topic)
+            for partition in oldest:
+                part = topic, partition
+                stored = self._stored.get(part)
+                position, identity, again_from = self._positions.get(part), self._identities.get(topic), None
+                if first and stored is not None:
+                    position, identity = stored.next_offset, stored.identity
+                    again_from = min(unpack_waiting(stored.waiting), default=None)
+                    if name == KV_EVENTS:
+                        again_from = int(again_kv.get(f"{topic}/{partition}", oldest[partition]))
+                starts[part] = where_to_start(
+                    part, position, again_from, oldest[partition], ends[partition], identities[topic], identity
+                )  # fmt: skip
+        self._reader.assign({part: start.read_from for part, start in starts.items()})
+        self._paused_parts = set()
+        for part, start in starts.items():
+            stored = self._stored.get(part) if first else None
+            self._apply_start(part, start, {} if stored is None else unpack_waiting(stored.waiting))
+            self._positions[part] = start.read_from
+        self._identities = identities
+        self._identity_at_s = self._clock()
+        self._probes.clear()
+        self.health.stream_trouble = ""
+        self._retry_s = RETRY_S[0]
+
+    def _apply_start(self, part: Partition, start: Start, waiting: dict[int, bool]) -> None:
+        fold, now_s = self.fold, self._clock()
+        if start.event is not None:
+            log.warning("%s", start.event)
+            fold.note(now_s, "gap", start.event)
+            fold.counters["stream_gaps"] += 1
+            fold.counters["stream_lost_records"] += start.lost_records or 0
+            self._changed = True
+        if part[0] == self.settings.topic_prefix + KV_EVENTS and (start.event is not None or start.incomplete):
+            fold.lose(part, now_s)
+        gone = [o for o in waiting if o < start.read_from or start.forget_state]
+        if gone:
+            fold.counters["open_records_lost"] += len(gone)
+            fold.note(
+                now_s, "gap", f"stream: {len(gone)} open records of {part[0]}/{part[1]} can't be read again; their requests have no row"
+            )
+        if start.event is not None:
+            fold.again.pop(part, None)
+        if start.read_from < start.before:
+            fold.again[part] = Again(start.before, waiting)
+
+    # the loop
+
+    def turn(self) -> None:
+        """One round: read, fold, and once an interval commit and publish. Does not raise for trouble of stream or disk."""
+        now_s = self._clock()
+        if self.health.state == "paused":
+            self._commit_and_publish()
+            if self.health.state == "paused":
+                self._wait(min(1.0, self.settings.publish_interval_s))
+            return
+        got = self._read()
+        now_s = self._clock()
+        self.health.rebuilding = bool(self.fold.again)
+        if not self.fold.again:
+            self.fold.settle(self._complete(KV_EVENTS), min(self._complete(DECISIONS), self._complete(OUTCOMES)))
+        if now_s >= self._next_commit_s or self.fold.pending_bytes > PENDING_BYTES:
+            self._commit_and_publish()
+        elif got < self.settings.poll_records // 8:
+            self._wait(GATHER_S)
+
+    def _read(self) -> int:
+        """Polls and folds; returns the number of records. Trouble becomes `stream_trouble` and a wait."""
+        try:
+            if self._reader is None or self.health.stream_trouble:
+                self._connect()
+            assert self._reader is not None
+            self._check_identity()
+            timeout_s = max(0.0, min(0.2, self._next_commit_s - self._clock()))
+            got = 0
+            for topic, partition, records in self._reader.poll(timeout_s, self.settings.poll_records):
+                part = topic, partition
+                self.fold.take(part, topic.removeprefix(self.settings.topic_prefix), records, self._clock())
+                self._positions[part] = self._reader.position(part)
+                self._stream_time_s[part] = records[-1].timestamp / 1000
+                got += len(records)
+            for part in [p for p, again in self.fold.again.items() if self._reader.position(p) >= again.before]:
+                del self.fold.again[part]
+            self._changed |= got > 0
+            self._probe()
+            return got
+        except OffsetOutOfRange as e:
+            self.health.stream_trouble = str(e)  # connecting again finds out what happened, and says so
+        except StreamError as e:
+            if self.health.stream_trouble in ("", NOT_YET):
+                log.warning("the stream is away: %s", e)
+            self.health.stream_trouble = str(e)
+            self._wait(min(self._retry_s, max(0.0, self._next_commit_s - self._clock())))
+            self._retry_s = min(self._retry_s * 2, RETRY_S[1])
+        return 0
+
+    def _check_identity(self) -> None:
+        now_s = self._clock()
+        if now_s - self._identity_at_s < IDENTITY_S:
+            return
+        self._identity_at_s = now_s
+        for topic, known in self._identities.items():
+            found = self._stream.identity(topic)
+            if found != known:
+                raise OffsetOutOfRange(topic, 0, self._positions.get((topic, 0), 0), 0, 0, "the topic was made anew")
+
+    def _probe(self) -> None:
+        """Learns the ends of all partitions, and from earlier ends what is complete; paces topics that are behind."""
+        now_s = self._clock()
+        for name in TOPICS:
+            topic = self.settings.topic_prefix + name
+            probe = self._probes.get(topic)
+            if probe is not None and all(self._positions[topic, p] >= end for p, end in probe.ends.items()):
+                self._complete_s[topic] = probe.at_s
+                probe = None
+            if probe is None or now_s - probe.at_s > 1.0:
+                last = self._complete_s.get(topic, 0.0)
+                if probe is not None or now_s - last >= PROBE_S:
+                    ends = self._stream.end_offsets(topic)
+                    for p, end in ends.items():
+                        self.health.lag[topic, p] = max(0, end - self._positions[topic, p])
+                    if probe is None:
+                        self._probes[topic] = Probe(now_s, ends)
+                elif probe is None:
+                    self._probes.pop(topic, None)
+        self._pace()
+
+    def _pace(self) -> None:
+        assert self._reader is not None
+        prefix = self.settings.topic_prefix
+        paced = {prefix + KV_EVENTS, prefix + DECISIONS, prefix + OUTCOMES}
+        behind = {p: self._stream_time_s[p] for p, lag in self.health.lag.items() if p[0] in paced and lag > 0 and p in self._stream_time_s}
+        pause = too_far_ahead(behind, PACE_SLACK_S) if not self.fold.again else set()
+        if pause - self._paused_parts:
+            self._reader.pause(pause - self._paused_parts)
+        if self._paused_parts - pause:
+            self._reader.resume(self._paused_parts - pause)
+        self._paused_parts = pause
+
+    def _complete(self, name: str) -> float:
+        """Everything of this topic before this moment (unix seconds) was received."""
+        return self._complete_s.get(self.settings.topic_prefix + name, 0.0)
+
+    # commit and publish
+
+    def _commit_and_publish(self) -> None:
+        now_s = self._clock()
+        self._next_commit_s = now_s + self.settings.publish_interval_s
+        free = shutil.disk_usage(self._dir).free
+        if free < self.settings.min_free_bytes:
+            self._pause(
+                f"only {free >> 20} MiB are free in {self._dir}, less than min_free_bytes ({self.settings.min_free_bytes >> 20} MiB): "
+                "free some; reading goes on by itself and nothing is lost"
+            )
+            self._try_publish(now_s)
+            return
+        try:
+            # While state is rebuilt there is nothing to commit, and positions are behind the stored ones.
+            if not self.fold.again and self._positions:
+                self._commit(now_s)
+        except (OSError, duckdb.Error, pa.ArrowException) as e:
+            full = isinstance(e, OSError) and e.errno == errno.ENOSPC
+            what = "the disk is full" if full else f"writing failed ({str(e).splitlines()[0]})"
+            self._pause(f"{what}: check {self._dir}; the commit is tried again each second and nothing is lost")
+            self._recover(e)
+            self._try_publish(now_s)
+            return
+        if self.health.state == "paused":
+            log.info("writing works again; reading goes on")
+            self.health.state, self.health.reason = "running", ""
+        self._try_publish(now_s)
+
+    def _pause(self, reason: str) -> None:
+        if self.health.state != "paused":
+            log.error("paused: %s", reason)
+        self.health.state, self.health.reason = "paused", reason
+        self._changed = True
+
+    def _recover(self, error: Exception) -> None:
+        """After a failed commit: DuckDB may need opening again; and the transaction may have been committed all the same."""
+        try:
+            self._state.reopen()
+            number = self._state.number
+        except (StateError, duckdb.Error, OSError) as e:
+            log.error("the state database cannot be opened again yet: %s", e)
+            return
+        if self._in_commit is not None and number == self._in_commit[0].number:
+            self._committed(*self._in_commit)
+
+    def _commit(self, now_s: float) -> None:
+        began = time.perf_counter()
+        fold = self.fold
+        self._in_commit = None
+        number = self._state.number + 1
+        newest_complete = min((self._complete(n) for n in TOPICS), default=0.0)
+        closing = fold.rollups.closing(newest_complete - self.settings.bucket_close_s)
+        for start in fold.rollups.dirty:
+            self._live_tables[start] = fold.rollups.worker_rows(start), fold.rollups.latency_rows(start)
+        outputs = fold.outputs()
+        if closing:
+            outputs["worker_10s"] = _published(pa.concat_tables([self._live_tables[b][0] for b in closing]))
+            outputs["latency_10s"] = pa.concat_tables([self._live_tables[b][1] for b in closing])
+        removed: list[Segment] = []
+        merged = self._merge_result()
+        if merged is not None:
+            removed += merged[0]
+        gone = expired([s for s in self.manifest if s not in removed], self._keep(), now_s)
+        if merged is not None and any(s in gone for s in merged[0]):
+            gone = [s for s in gone if s not in merged[0]]
+        removed += gone
+        added = [] if merged is None else [merged[1]]
+        # 1. segments
+        for table, rows in outputs.items():
+            if rows.num_rows:
+                self._at_step(f"before segment {table}")
+                added.append(write_segment(self._segments_dir, table, number, number, rows))
+        self._at_step("segments written")
+        # 2. the transaction
+        live = sorted(fold.rollups.dirty | set(closing))
+        meta: dict[str, object] = {"counters": dict(fold.counters)}
+        checkpoint = self._checkpoint_result()
+        if checkpoint is not None:
+            meta["checkpoint"] = checkpoint
+        if fold.loads_changed:
+            meta["loads"] = [x.model_dump(mode="json") for x in fold.loads.values()]
+        unlinked = [n for n, at_s in self._retired.items() if at_s + self.settings.reader_grace_s < now_s]
+        for name in unlinked:
+            (self._segments_dir / name).unlink(missing_ok=True)
+        change = Commit(
+            number, self._current_positions(), added, removed, now_s, unlinked, meta, self._live_change(live, set(closing))
+        )  # fmt: skip
+        self._in_commit = change, closing
+        self._at_step("before transaction")
+        self._state.commit(change)
+        self._at_step("transaction committed")
+        self._committed(change, closing)
+        if checkpoint is not None:
+            sweep_checkpoints(self._checkpoints_dir, str(checkpoint["file"]))
+        self._in_background(now_s)
+        self.health.commit_s = time.perf_counter() - began
+
+    def _committed(self, change: Commit, closed: list[int]) -> None:
+        """Memory follows the transaction. closed: live buckets that are segments now."""
+        gone = {(s.table, s.lo, s.hi) for s in change.removed}
+        self.manifest = [s for s in self.manifest if (s.table, s.lo, s.hi) not in gone] + list(change.added)
+        for s in change.removed:
+            self._retired[s.name] = change.retired_at_s
+        for name in change.unlinked:
+            self._retired.pop(name, None)
+        self._changed |= bool(change.added or change.removed or change.live)
+        self.fold.written()
+        self.fold.rollups.dirty.clear()
+        self.fold.rollups.drop(closed)
+        for start in closed:
+            self._live_tables.pop(start, None)
+        if "checkpoint" in change.meta:
+            self._checkpoint = change.meta["checkpoint"]
+        self.metrics.committed(change)
+        self._in_commit = None
+
+    def _current_positions(self) -> dict[Partition, Position]:
+        waiting = self.fold.join.waiting()
+        return {
+            part: Position(offset, pack_waiting(waiting.get(part, ())), self._identities.get(part[0]))
+            for part, offset in self._positions.items()
+        }
+
+    def _live_change(self, buckets: list[int], closing: set[int]) -> dict[str, tuple[list[int], pa.Table]]:
+        if not buckets:
+            return {}
+        starts = [b * 1_000_000 for b in buckets]
+        kept = [self._live_tables[b] for b in buckets if b not in closing]
+        return {
+            "live_worker_10s": (starts, pa.concat_tables([w for w, _ in kept]) if kept else LIVE_WORKER_SCHEMA.empty_table()),
+            "live_latency_10s": (starts, pa.concat_tables([x for _, x in kept]) if kept else SCHEMAS["latency_10s"].empty_table()),
+        }
+
+    def _try_publish(self, now_s: float) -> None:
+        # 3. the published file
+        self._idle += 1
+        if not self._changed and self._idle < IDLE_PUBLISHES:
+            return
+        try:
+            self._publish(self.health.state)
+            self.health.publish_trouble = ""
+        except (OSError, duckdb.Error, pa.ArrowException) as e:
+            if not self.health.publish_trouble:
+                log.error("the published file could not be written; readers keep the one before: %s", e)
+            self.health.publish_trouble = str(e).splitlines()[0]
+
+    def _publish(self, state: str) -> None:
+        began = time.perf_counter()
+        now_s = self._clock()
+        fold = self.fold
+        live = [self._live_tables[b] for b in sorted(self._live_tables)]
+        has = [fold.counters[f"records/{name}"] > 0 for name in (KV_EVENTS, DECISIONS, OUTCOMES, WORKER_LOAD)]
+        complete_s = min(self._complete(n) for n in TOPICS)
+        watermark = micros(complete_s - self.settings.lateness_s) if complete_s and any(has) else None
+        found = self.checks(now_s)
+        self._at_step("before publish")
+        self._publisher.publish(
+            self.manifest,
+            {
+                "requests": fold.open_rows(),
+                "worker_10s": _published(pa.concat_tables([w for w, _ in live])) if live else SCHEMAS["worker_10s"].empty_table(),
+                "latency_10s": pa.concat_tables([x for _, x in live]) if live else SCHEMAS["latency_10s"].empty_table(),
+                "workers": from_rows(SCHEMAS["workers"], worker_rows(fold)),
+                "data_health": from_rows(SCHEMAS["data_health"], [c.row(now_s) for c in found]),
+                "published": from_rows(SCHEMAS["published"], [(micros(now_s), watermark, f"{MAJOR}.{MINOR}", VERSION, *has, state)]),
+            },
+        )
+        self._at_step("published")
+        self.health.published_at_s, self.health.publish_s = now_s, time.perf_counter() - began
+        self._changed, self._idle = False, 0
+        self.metrics.published(fold, self.health, found)
+
+    def checks(self, now_s: float) -> list[Check]:
+        return checks(self.fold, self.health, self._stream_time_s, resident_bytes(), now_s)
+
+    # files in the background
+
+    def _in_background(self, now_s: float) -> None:
+        if self._merge is None:
+            run = mergeable(self.manifest)
+            if run is not None:
+                self._merge = self._background.submit(self._merge_segments, list(run))
+        if self._saving is None and self._wants_checkpoint(now_s):
+            self._saving_offsets = self._kv_offsets()
+            self._saved_blocks, self._saved_at_s = self.fold.block_events, now_s
+            self._saving = self._background.submit(write_checkpoint, self._checkpoints_dir, self._state.number, self.fold.save())
+
+    def _wants_checkpoint(self, now_s: float) -> bool:
+        new = self.fold.block_events - self._saved_blocks
+        if new <= 0:
+            return False
+        if not self._saved_at_s:
+            self._saved_at_s = now_s
+        # A checkpoint writes all that is held: not more often than as much has been read again.
+        much = max(self.settings.checkpoint_blocks, self.fold.residency.used_slots)
+        return new >= much or now_s - self._saved_at_s >= self.settings.checkpoint_interval_s
+
+    def _kv_offsets(self) -> dict[str, int]:
+        topic = self.settings.topic_prefix + KV_EVENTS
+        return {f"{t}/{p}": offset for (t, p), offset in self._positions.items() if t == topic}
+
+    def _checkpoint_result(self) -> dict[str, object] | None:
+        if self._saving is None or not self._saving.done():
+            return None
+        saving, self._saving = self._saving, None
+        if (error := saving.exception()) is not None:
+            log.warning("no checkpoint could be written (%s); a restart reads more of the stream again", error)
+            return None
+        return {"file": saving.result(), "offsets": self._saving_offsets}
+
+    def _merge_segments(self, run: list[Segment]) -> tuple[list[Segment], Segment]:
+        rows = read_segments(self._segments_dir, run)
+        first, last = run[0], run[-1]
+        return run, write_segment(self._segments_dir, first.table, first.lo, last.hi, rows, first.level + 1)
+
+    def _merge_result(self) -> tuple[list[Segment], Segment] | None:
+        if self._merge is None or not self._merge.done():
+            return None
+        merge, self._merge = self._merge, None
+        if (error := merge.exception()) is not None:
+            log.warning("segments could not be merged: %s", error)
+            return None
+        run, merged = merge.result()
+        return (run, merged) if all(s in self.manifest for s in run) else None
+
+    def _keep(self) -> dict[str, Keep]:
+        s = self.settings
+        keep = {t.name: Keep(s.keep_s, s.keep_bytes) for t in SEGMENTED}
+        keep["kv_events"] = Keep(s.kv_events_keep_s, s.kv_events_keep_bytes)
+        return keep
+
+    # stop
+
+    @property
+    def ready(self) -> tuple[bool, str]:
+        """For /readyz: the stream is read, writing works, and the published file is fresh."""
+        h = self.health
+        if h.state == "paused":
+            return False, h.reason
+        if h.stream_trouble:
+            return False, f"stream: {h.stream_trouble}"
+        if h.rebuilding:
+            return False, "state is being rebuilt from the stream"
+        if h.publish_trouble:
+            return False, f"publishing: {h.publish_trouble}"
+        age_s = self._clock() - h.published_at_s
+        if age_s > 10 * self.settings.publish_interval_s + 5:
+            return False, f"the published file is {age_s:.0f} s old"
+        return True, "reading, and the published file is fresh"
+
+    def stop(self) -> None:
+        """A last commit, with a checkpoint so that the next start is quick, and a last file with state `stopped`."""
+        try:
+            now_s = self._clock()
+            if self._saving is not None:
+                self._saving.exception(timeout=60)
+            if self._merge is not None:
+                self._merge.exception(timeout=60)
+            if not self.fold.again and self._positions:
+                self._commit(now_s)
+                if self.fold.block_events > self._saved_blocks:
+                    if self._saving is not None:
+                        self._saving.exception(timeout=60)
+                        self._checkpoint_result()
+                    self._saving_offsets, self._saved_blocks = self._kv_offsets(), self.fold.block_events
+                    self._saving = self._background.submit(
+                        write_checkpoint, self._checkpoints_dir, self._state.number, self.fold.save()
+                    )  # fmt: skip
+                    self._saving.exception(timeout=60)
+                    self._commit(now_s)
+            self._publish("stopped")
+        except (OSError, duckdb.Error, pa.ArrowException, TimeoutError) as e:
+            log.error("the last commit failed (%s); the next start reads these records again, nothing is lost", e)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Lets go of everything without a last commit, as a crash would."""
+        self._background.shutdown(wait=True, cancel_futures=True)
+        if self._reader is not None:
+            self._reader.close()
+        for name in ("_publisher", "_state"):
+            part = getattr(self, name, None)
+            if part is not None:
+                part.close()
+        if self._lock is not None:
+            self._lock.release()
+
+
+def pack_waiting(offsets: Iterable[int]) -> bytes:
+    """`(offset << 1) | counted` of open records as little-endian i64."""
+    return np.fromiter(offsets, "<i8").tobytes()
+
+
+def unpack_waiting(packed: bytes) -> dict[int, bool]:
+    """Offset of each open record -> whether its request is in the rollups already."""
+    return {int(x) >> 1: bool(x & 1) for x in np.frombuffer(packed, "<i8")}
+
+
+def resident_bytes() -> int:
+    """Memory of this process now."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _published(live: pa.Table) -> pa.Table:
+    return live.select(SCHEMAS["worker_10s"].names)
+
+
+def run(settings: CollectorSettings) -> int:
+    """`warmwatch collect`: until SIGTERM or SIGINT. Returns 0; raises SettingsError for what has to be set otherwise."""
+    try:
+        stream = open_stream(settings.stream)
+    except BadStreamUrl as e:
+        raise SettingsError(f"setting `stream`: {e}") from e
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    with stream:
+        collector = Collector(settings, stream, wait=stopping.wait)
+        try:
+            collector.start()
+        except StateError as e:
+            collector.close()
+            raise SettingsError(f"setting `data_dir`: {e}") from e
+        except BaseException:
+            collector.close()
+            raise
+        page = None
+        try:
+            page = StatusPage(settings.host, settings.port, collector.metrics.registry, lambda: collector.ready)
+            log.info("collecting from %s into %s; status on http://%s:%d/readyz", settings.stream, settings.data_dir, *page.address)
+            while not stopping.is_set():
+                collector.turn()
+        finally:
+            collector.stop()
+            if page is not None:
+                page.close()
+    return 0

@@ -1,0 +1,162 @@
+"""Decisions and outcomes brought together by request id, each request exactly once.
+
+    decision --+--> in flight --outcome--> joined --events have passed its end--> told --> closed (its row is final)
+    outcome  --+--> alone ----decision--^
+    in flight, alone: closed by themselves after a while, with outcome_missing or decision_missing
+
+Four different things: *missing* the other half did not come in time; *late* it came after the row was closed (set aside with that reason);
+*duplicate* the same half came again (the first counts); *unknown* a field nobody reported (None).
+
+Pure: times are handed in. What is open is found again after a restart by reading its records again: the stream offsets of open records are
+all that is stored of them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from collector.attribution import Running
+from schemas.requests import Decision, Outcome, unpack_hashes
+from schemas.stream import Partition
+
+REMEMBERED = 200_000
+
+Place = tuple[Partition, int]
+"""(topic partition, offset) of a record."""
+
+
+class Taken(Enum):
+    NEW = auto()
+    DUPLICATE = auto()
+    LATE = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request, from the first half that came until its row is closed."""
+
+    request_id: str
+    decision: Decision | None = None
+    decision_at: Place | None = None
+    outcome: Outcome | None = None
+    outcome_at: Place | None = None
+    running: Running | None = None
+    """None: there is no chain of blocks, or no decision."""
+    rank: int | None = None
+    counted: bool = False
+    """In the rollups, apart from what events tell."""
+    told: bool = False
+    event_hit_tokens: int | None = None
+    row: tuple[object, ...] | None = None
+    """The published row, as long as nothing changes."""
+
+    @property
+    def worker(self) -> tuple[str | None, str | None]:
+        """(pool, worker)."""
+        pool = None if self.decision is None else self.decision.pool
+        if self.outcome is not None and self.outcome.worker is not None:
+            return pool, self.outcome.worker
+        return pool, None if self.decision is None else self.decision.worker
+
+    @property
+    def started_s(self) -> float | None:
+        if self.decision is not None:
+            return self.decision.time_s
+        if self.outcome is not None and self.outcome.e2e_s is not None:
+            return self.outcome.time_s - self.outcome.e2e_s
+        return None
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        if self.outcome is not None and self.outcome.prompt_tokens is not None:
+            return self.outcome.prompt_tokens
+        return None if self.decision is None else self.decision.prompt_tokens
+
+
+class Join:
+    """All open requests, and the ids of the last closed ones."""
+
+    def __init__(self, remembered: int = REMEMBERED) -> None:
+        self.open: dict[str, Request] = {}
+        self._closed: OrderedDict[str, tuple[bool, bool]] = OrderedDict()
+        self._remembered = remembered
+
+    def decision(self, value: Decision, at: Place) -> Taken:
+        request = self.open.get(value.request_id)
+        if request is None:
+            closed = self._closed.get(value.request_id)
+            if closed is not None:
+                return Taken.LATE if closed[0] else Taken.DUPLICATE
+            request = self.open[value.request_id] = Request(value.request_id)
+        elif request.decision is not None:
+            return Taken.DUPLICATE
+        request.decision, request.decision_at, request.row = value, at, None
+        request.rank = value.rank if request.rank is None else request.rank
+        self._start(request)
+        return Taken.NEW
+
+    def outcome(self, value: Outcome, at: Place) -> Taken:
+        request = self.open.get(value.request_id)
+        if request is None:
+            closed = self._closed.get(value.request_id)
+            if closed is not None:
+                return Taken.LATE if closed[1] else Taken.DUPLICATE
+            request = self.open[value.request_id] = Request(value.request_id)
+        elif request.outcome is not None:
+            return Taken.DUPLICATE
+        request.outcome, request.outcome_at, request.row = value, at, None
+        request.rank = value.rank if value.rank is not None else request.rank
+        self._start(request)
+        return Taken.NEW
+
+    def joined(self) -> Iterator[Request]:
+        return (r for r in self.open.values() if r.decision is not None and r.outcome is not None)
+
+    def overdue(self, complete_s: float, outcome_wait_s: float, decision_wait_s: float) -> list[Request]:
+        """Requests whose other half did not come, though everything before complete_s (unix seconds) was received."""
+        return [
+            r
+            for r in self.open.values()
+            if (r.outcome is None and r.decision is not None and r.decision.time_s + outcome_wait_s < complete_s)
+            or (r.decision is None and r.outcome is not None and r.outcome.time_s + decision_wait_s < complete_s)
+        ]
+
+    def close(self, request: Request) -> None:
+        del self.open[request.request_id]
+        self.remember(request.request_id, request.decision is None, request.outcome is None)
+
+    def remember(self, request_id: str, decision_missing: bool, outcome_missing: bool) -> None:
+        self._closed[request_id] = decision_missing, outcome_missing
+        if len(self._closed) > self._remembered:
+            self._closed.popitem(last=False)
+
+    def waiting(self) -> dict[Partition, list[int]]:
+        """`(offset << 1) | counted` of the records of open requests, sorted, by partition."""
+        out: dict[Partition, list[int]] = {}
+        for r in self.open.values():
+            for place in (r.decision_at, r.outcome_at):
+                if place is not None:
+                    out.setdefault(place[0], []).append(place[1] << 1 | r.counted)
+        for offsets in out.values():
+            offsets.sort()
+        return out
+
+    @staticmethod
+    def _start(r: Request) -> None:
+        d, o = r.decision, r.outcome
+        if d is None:
+            return
+        if r.running is None and d.chain is not None and d.block_size is not None and d.token_source in ("exact", "engine"):
+            r.running = Running(d.request_id, unpack_hashes(d.chain), 0, d.time_s)
+        if r.running is None:
+            return
+        tokens = r.prompt_tokens
+        size = d.block_size or 1
+        blocks = len(r.running.chain)
+        r.running.hit_blocks_max = blocks if tokens is None else min(blocks, max(0, (tokens - 1) // size))
+        if o is not None:
+            r.running.ended_s = max(o.time_s, d.time_s)
+            r.running.first_byte_s = None if o.ttft_s is None else d.time_s + o.ttft_s

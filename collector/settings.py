@@ -1,0 +1,45 @@
+"""Settings of `warmwatch collect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, field_validator
+
+from schemas.settings import Settings
+
+
+class CollectorSettings(Settings):
+    """Reads the stream and writes the published database."""
+
+    command: ClassVar[str] = "collect"
+
+    data_dir: Path = Field(Path("data"), description="folder of the published database, its segments and the collector's state")
+    host: str = Field("127.0.0.1", description="address of /metrics, /healthz and /readyz")
+    port: int = Field(9465, ge=0, le=65535, description="port of /metrics, /healthz and /readyz; 0 takes a free one")
+    partitions: int = Field(4, ge=1, le=4096, description="partitions of topics that do not exist yet")
+    publish_interval_s: float = Field(1.0, gt=0, le=60, description="seconds between two published files")
+    poll_records: int = Field(20_000, ge=1, le=1_000_000, description="most records taken from the stream at once")
+    lateness_s: float = Field(1.0, ge=0, le=600, description="seconds that records of one moment may arrive apart")
+    clock_tolerance_s: float = Field(0.0, ge=0, le=10, description="how far the clocks of routers and engines may differ")
+    outcome_wait_s: float = Field(900.0, gt=0, description="seconds after which a decision without outcome is closed as outcome_missing")
+    decision_wait_s: float = Field(15.0, gt=0, description="seconds after which an outcome without decision is closed as decision_missing")
+    recent_events: int = Field(1 << 20, description="ring of recent KV events for attribution; a power of two, 56 bytes each")
+    recent_hashes: int = Field(1 << 24, description="ring of their block hashes; a power of two, 8 bytes each")
+    checkpoint_blocks: int = Field(4_000_000, ge=1, description="block events after which the cache state is saved anew")
+    checkpoint_interval_s: float = Field(300.0, gt=0, description="seconds after which it is saved anew if anything changed")
+    bucket_close_s: float = Field(120.0, ge=10, description="seconds after its end at which a 10 s bucket becomes a segment")
+    kv_events_keep_s: float = Field(86_400.0, gt=0, description="age at which rows of kv_events are dropped")
+    keep_s: float = Field(30 * 86_400.0, gt=0, description="age at which rows of all other tables are dropped")
+    kv_events_keep_bytes: int = Field(8 << 30, ge=1 << 20, description="bytes of kv_events segments beyond which the oldest are dropped")
+    keep_bytes: int = Field(32 << 30, ge=1 << 20, description="bytes of each other table beyond which its oldest segments are dropped")
+    reader_grace_s: float = Field(60.0, ge=0, description="seconds for which files that no longer count are kept for open readers")
+    min_free_bytes: int = Field(512 << 20, ge=0, description="free disk space below which reading pauses")
+
+    @field_validator("recent_events", "recent_hashes")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if value < 1024 or value & (value - 1):
+            raise ValueError(f"must be a power of two of at least 1024, such as {1 << max(10, value.bit_length())}")
+        return value

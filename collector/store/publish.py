@@ -1,0 +1,135 @@
+"""Puts a new `warmwatch.duckdb` in place: built next to it, synced, renamed over it. Readers see the old file or the new one, whole.
+
+    template   made once a process: every table, comment and macro of the contract; publishing copies it and fills it in
+    live.*     the parts that still change, as tables        parts.*   views: segments of the manifest plus the live part
+    main.*     what people read: views over parts.* with the contract's columns and comments
+
+Comments hang on main.*, which never changes, so that each publish only rewrites the few views that name files. Segment paths are absolute:
+readers may start anywhere. The file has DuckDB's v1.0.0 storage format, which older command-line clients read, too.
+Rejected: a glob in the views (it would count a segment that nobody committed yet, and both sides of a compaction).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from collector.store.columns import arrow_schema
+from collector.store.segments import Segment, sync_folder
+from schemas.tables.published import (
+    CANDIDATES,
+    CHANGES,
+    DATA_HEALTH,
+    DEAD_LETTERS,
+    KV_EVENTS,
+    LATENCY_10S,
+    PUBLISHED,
+    REQUESTS,
+    WORKER_10S,
+    WORKERS,
+    Table,
+    macros_sql,
+)
+from schemas.tables.read import FILE_NAME
+
+SEGMENTED: tuple[Table, ...] = (REQUESTS, CANDIDATES, KV_EVENTS, WORKER_10S, LATENCY_10S, CHANGES, DEAD_LETTERS)
+WHOLE: tuple[Table, ...] = (WORKERS, DATA_HEALTH, PUBLISHED)
+SCHEMAS = {t.name: arrow_schema(t) for t in (*SEGMENTED, *WHOLE)}
+
+
+class Publisher:
+    def __init__(self, data_dir: Path, segments_dir: Path) -> None:
+        self._target = data_dir.resolve() / FILE_NAME
+        self._segments_dir = segments_dir.resolve()
+        self._draft = self._target.with_name(f".{FILE_NAME}.draft")
+        self._template = self._target.with_name(f".{FILE_NAME}.template")
+        self._db = duckdb.connect(":memory:", config={"threads": 1, "memory_limit": "512MB"})
+        self._db.execute("SET TimeZone = 'UTC'")
+        _remove(self._draft)
+        self._make_template()
+
+    def publish(self, manifest: Iterable[Segment], parts: Mapping[str, pa.Table]) -> None:
+        """parts: live rows of segmented tables and all rows of the others; a table that is left out is empty. Raises OSError, duckdb.Error."""
+        files: dict[str, list[str]] = {t.name: [] for t in SEGMENTED}
+        for s in manifest:
+            files[s.table].append(str(self._segments_dir / s.name))
+        _remove(self._draft)
+        shutil.copyfile(self._template, self._draft)
+        db = self._db
+        db.execute(f"ATTACH {_quote(str(self._draft))} AS pub")
+        try:
+            db.execute("BEGIN")
+            for name, rows in parts.items():
+                if rows.num_rows:
+                    schema = "main" if any(t.name == name for t in WHOLE) else "live"
+                    db.register("part", rows)
+                    db.execute(f'INSERT INTO pub.{schema}."{name}" SELECT * FROM part')  # noqa: S608 names of ours
+                    db.unregister("part")
+            db.execute("USE pub")
+            for t in SEGMENTED:
+                if files[t.name]:
+                    db.execute(f'CREATE OR REPLACE VIEW parts."{t.name}" AS {_select(t, files[t.name])}')
+            db.execute("COMMIT")
+        finally:
+            db.execute("USE memory")
+            db.execute("DETACH pub")
+        _sync(self._draft)
+        os.replace(self._draft, self._target)
+        sync_folder(self._target.parent)
+
+    def close(self) -> None:
+        self._db.close()
+        _remove(self._template)
+        _remove(self._draft)
+
+    def _make_template(self) -> None:
+        _remove(self._template)
+        db = self._db
+        db.execute(f"ATTACH {_quote(str(self._template))} AS pub (STORAGE_VERSION 'v1.0.0')")
+        try:
+            db.execute("USE pub")
+            db.execute("BEGIN; CREATE SCHEMA live; CREATE SCHEMA parts")
+            for t in WHOLE:
+                db.execute(t.ddl())
+            for t in SEGMENTED:
+                columns = ", ".join(f'"{c.name}" {c.type}' for c in t.columns)
+                names = ", ".join(f'"{c.name}"' for c in t.columns)
+                db.execute(f'CREATE TABLE live."{t.name}" ({columns})')
+                db.execute(f'CREATE VIEW parts."{t.name}" AS {_select(t, [])}')
+                db.execute(f'CREATE VIEW main."{t.name}" AS SELECT {names} FROM parts."{t.name}"')  # noqa: S608 names of ours
+                db.execute(t.comments("VIEW"))
+            db.execute(macros_sql())
+            db.execute("COMMIT")
+        finally:
+            db.execute("USE memory")
+            db.execute("DETACH pub")
+
+
+def _select(table: Table, files: list[str]) -> str:
+    names = ", ".join(f'"{c.name}"' for c in table.columns)
+    live = f'SELECT {names} FROM live."{table.name}"'  # noqa: S608 names of ours
+    if not files:
+        return live
+    return f"SELECT {names} FROM read_parquet([{', '.join(map(_quote, files))}]) UNION ALL {live}"  # noqa: S608 paths of ours
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.with_name(path.name + ".wal").unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
