@@ -5,7 +5,8 @@
                       +--> a GAP record for exactly that range, before the worker's next record, and a snapshot once the queue is empty
 
 The writer's own buffer is kept small, so that what waits while the stream is away waits here, where the oldest can still be dropped.
-A snapshot that loses a part is dropped whole, since a reader could take the rest for all of it.
+A snapshot that loses a part is dropped whole, since a reader could take the rest for all of it; the next one comes when its time has
+come, not at once, since one that is larger than the queue would never fit.
 
 One thread owns an Outbox; only `on_failure` may be called from the writer's thread.
 """
@@ -111,8 +112,8 @@ class Outbox:
 
     def _drop(self, record: BuiltRecord) -> None:
         self.dropped[record.source] += 1
-        self._needs_snapshot.add(record.source)
         if record.snapshot is None:
+            self._needs_snapshot.add(record.source)
             self._note(record.source, _Loss(record.epoch, record.first_seq, record.last_seq, record.starts_epoch))
             return
         rest = [r for r in self._queue if r.source == record.source and r.snapshot == record.snapshot]

@@ -29,9 +29,9 @@ class BridgeSettings(Settings):
     replay_silence_s: float = Field(2.0, gt=0, description="a replay ends after this long without an answer; what is missing is asked anew")
     receive_high_water: int = Field(50_000, ge=1, description="engine messages of one rank that may wait in this process")
     buffer_bytes: int = Field(
-        64 << 20, ge=1 << 16, description="records held while the stream is away; then the oldest are dropped and a gap mark is written"
+        64 << 20, ge=2 << 20, description="records held while the stream is away; then the oldest are dropped and a gap mark is written"
     )
-    writer_buffer_bytes: int = Field(8 << 20, ge=1 << 16, description="of them, what may be under way to the stream")
+    writer_buffer_bytes: int = Field(8 << 20, ge=2 << 20, description="of them, what may be under way to the stream")
     metrics_host: str = Field("127.0.0.1", description="address of /metrics, /healthz and /readyz; loopback unless told otherwise")
     metrics_port: int = Field(0, ge=0, le=65535, description="their port; 0 takes a free one, which the log names")
     stop_timeout_s: float = Field(5.0, ge=0, description="how long what waits may take to reach the stream at the end")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -23,6 +24,10 @@ FRAMES = [
     ("d-two-dp-ranks", "frames_rank0", 0, 52), ("d-two-dp-ranks", "frames_rank1", 1, 56), ("e-per-request-metrics", "frames", 0, 50),
 ]  # fmt: skip
 every_run = pytest.mark.parametrize(("folder", "name", "rank", "peak"), FRAMES, ids=[f"{f[0]}-{f[1]}" for f in FRAMES])
+
+
+def lines_of(path: Path) -> list[str]:
+    return gzip.decompress(path.read_bytes()).decode().splitlines()
 
 
 @every_run
@@ -62,7 +67,7 @@ def test_records_replayed_by_a_naive_reader_give_the_same_residency(folder: str,
     first = decode(records[0])
     assert first.events[0]["kind"] == Kind.EPOCH_STARTED
     assert first.events[0]["flags"] == COMPLETE
-    assert all(b[0] == a[1] + 1 for a, b in zip(seen, seen[1:], strict=False))
+    assert all(b[0] == a[1] + 1 for a, b in itertools.pairwise(seen))
 
 
 def test_every_prompt_is_named_as_a_router_names_it() -> None:
@@ -72,12 +77,10 @@ def test_every_prompt_is_named_as_a_router_names_it() -> None:
             for event, hashes in decode(record):
                 if event["kind"] == Kind.STORED:
                     stored.setdefault(folder, set()).update(hashes.tolist())
-    requests = {
-        folder: [json.loads(line) for line in gzip.open(RUNS / folder / "http.jsonl.gz", "rt").read().splitlines()] for folder in stored
-    }
+    requests = {folder: [json.loads(line) for line in lines_of(RUNS / folder / "http.jsonl.gz")] for folder in stored}
     checked = 0
     root = root_hash(KEY, "tiny")
-    for line in gzip.open(RUNS / "expected_requests.jsonl.gz", "rt").read().splitlines():
+    for line in lines_of(RUNS / "expected_requests.jsonl.gz"):
         row = json.loads(line)
         if row["prompt_token_ids"] is None:
             continue
@@ -103,7 +106,7 @@ def test_a_frame_a_record_and_gathered_frames_say_the_same() -> None:
 def test_no_token_run_appears_in_any_record() -> None:
     source = WorkerId("tiny", "w", 0)
     blob = b"".join(replay_frames(read_frames(RUNS / "a-int-hash" / "frames.jsonl.gz"), source, KEY))
-    for line in gzip.open(RUNS / "expected_requests.jsonl.gz", "rt").read().splitlines()[:20]:
+    for line in lines_of(RUNS / "expected_requests.jsonl.gz")[:20]:
         ids = json.loads(line)["prompt_token_ids"]
         if ids and len(ids) > 104:
             for width in (2, 4, 8):
