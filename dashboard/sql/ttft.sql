@@ -1,0 +1,16 @@
+-- Which TTFT did half, 90 % and 99 % of the requests not exceed?
+-- parameters: since, until, pool, worker, route, measure
+-- grain: one row; merged from log-bucket histograms, within 1 %
+WITH merged AS (
+  SELECT log_bucket, sum(n) AS n FROM latency_10s
+  WHERE measure = $measure AND bucket >= $since AND bucket < $until AND ($pool IS NULL OR pool = $pool)
+    AND ($worker IS NULL OR worker = $worker) AND ($route IS NULL OR route = $route)
+  GROUP BY log_bucket
+), running AS (
+  SELECT log_bucket, sum(n) OVER (ORDER BY log_bucket) AS upto, sum(n) OVER () AS total FROM merged
+)
+SELECT max(total) AS n,
+  1e-4 * pow(1.02, min(log_bucket) FILTER (upto >= 0.5 * total) + 0.5) AS p50_s,
+  1e-4 * pow(1.02, min(log_bucket) FILTER (upto >= 0.9 * total) + 0.5) AS p90_s,
+  1e-4 * pow(1.02, min(log_bucket) FILTER (upto >= 0.99 * total) + 0.5) AS p99_s
+FROM running

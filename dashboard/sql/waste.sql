@@ -1,0 +1,11 @@
+-- How many prompt tokens were computed again although some worker held them at dispatch, by routing elsewhere or eviction on the way?
+-- parameters: since, until, pool, worker, route, model
+-- grain: one row
+SELECT
+  sum(greatest(least(best_overlap_tokens, prompt_tokens)::BIGINT - cached_tokens, 0)) AS computed_again_tokens,
+  sum(prompt_tokens) FILTER (best_overlap_tokens IS NOT NULL AND cached_tokens IS NOT NULL) AS known_prompt_tokens,
+  count(*) FILTER (least(best_overlap_tokens, prompt_tokens) > cached_tokens) AS requests_with_loss,
+  count(*) FILTER (best_overlap_tokens IS NOT NULL AND cached_tokens IS NOT NULL AND prompt_tokens IS NOT NULL) AS known_requests
+FROM requests
+WHERE ended_at >= $since AND ended_at < $until AND ($pool IS NULL OR pool = $pool) AND ($worker IS NULL OR worker = $worker)
+  AND ($route IS NULL OR route = $route) AND ($model IS NULL OR model = $model)
