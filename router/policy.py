@@ -25,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -100,14 +101,30 @@ def most_cached_tokens(prompt_tokens: int, block_size: int) -> int:
 
 
 def terms(now: Situation, k: Coefficients) -> Terms:
-    """The cost model. The trust weights are BLIND 0, DEGRADED `degraded_weight`, EXACT 1."""
-    weight = np.array((0.0, k.degraded_weight, 1.0))[now.trust]
-    confirmed = weight * (now.gpu + k.lower_tier_weight * (now.held - now.gpu))
-    hit = np.minimum(confirmed + (now.expected - now.held), most_cached_tokens(now.prompt_tokens, now.block_size))
-    uncached = now.prompt_tokens - hit
-    prefill_s = k.a * uncached + k.b * uncached * (hit + uncached / 2)
-    decode_s = prefill_s * (k.beta * now.decoding) + k.expected_output_tokens * k.c * now.decoding
-    return Terms(now.queue_s, prefill_s, decode_s, k.alpha * now.queue_s + prefill_s + decode_s)
+    """The cost model. Confirmed overlap counts by trust: BLIND 0, DEGRADED `degraded_weight`, EXACT 1."""
+    out = np.empty((3, len(now.queue_s)))
+    _terms(
+        now.prompt_tokens, most_cached_tokens(now.prompt_tokens, now.block_size),
+        now.held, now.gpu, now.expected, now.trust, now.queue_s, now.decoding,
+        k.alpha, k.beta, k.a, k.b, k.c * k.expected_output_tokens, k.lower_tier_weight, k.degraded_weight, out,
+    )  # fmt: skip
+    return Terms(now.queue_s, out[0], out[1], out[2])
+
+
+@numba.njit(cache=True)
+def _terms(  # type: ignore[no-untyped-def]
+    tokens, most, held, gpu, expected, trust, queue_s, decoding, alpha, beta, a, b, c_out, lower_weight, degraded_weight, out
+):
+    for w in range(len(queue_s)):
+        weight = 1.0 if trust[w] == 2 else degraded_weight if trust[w] == 1 else 0.0
+        hit = weight * (gpu[w] + lower_weight * (held[w] - gpu[w])) + (expected[w] - held[w])
+        hit = min(hit, float(most))
+        uncached = tokens - hit
+        prefill_s = a * uncached + b * uncached * (hit + uncached / 2)
+        decode_s = prefill_s * beta * decoding[w] + c_out * decoding[w]
+        out[0, w] = prefill_s
+        out[1, w] = decode_s
+        out[2, w] = alpha * queue_s[w] + prefill_s + decode_s
 
 
 class Cost:

@@ -44,6 +44,29 @@ def test_the_cost_is_the_formula():
     assert t.cost_s[1] == pytest.approx(K.alpha * 2.0 + prefill * (1 + K.beta * 1) + K.expected_output_tokens * K.c * 1)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_cost_kernel_agrees_with_its_naive_twin(seed):
+    rng = np.random.default_rng(seed)
+    n, tokens = int(rng.integers(1, 70)), int(rng.integers(1, 40_000))
+    expected = rng.integers(0, tokens + 1, n)
+    held = rng.integers(0, expected + 1)
+    k = Coefficients(*rng.random(6), lower_tier_weight=0.6, degraded_weight=0.3)
+    now = situation(
+        n, tokens, expected=expected, held=held, gpu=rng.integers(0, held + 1), trust=rng.integers(0, 3, n),
+        queue_s=rng.random(n), decoding=rng.integers(0, 9, n),
+    )  # fmt: skip
+    got = terms(now, k)
+    weight = np.array((0.0, k.degraded_weight, 1.0))[now.trust]
+    hit = weight * (now.gpu + k.lower_tier_weight * (now.held - now.gpu)) + (now.expected - now.held)
+    hit = np.minimum(hit, most_cached_tokens(tokens, 16))
+    u = tokens - hit
+    prefill_s = k.a * u + k.b * u * (hit + u / 2)
+    decode_s = prefill_s * k.beta * now.decoding + k.expected_output_tokens * k.c * now.decoding
+    np.testing.assert_allclose(got.prefill_s, prefill_s)
+    np.testing.assert_allclose(got.decode_s, decode_s)
+    np.testing.assert_allclose(got.cost_s, k.alpha * now.queue_s + prefill_s + decode_s)
+
+
 def test_the_holder_is_chosen_until_its_queue_costs_more_than_the_prefill():
     assert choose(holding([0, 7984, 0, 0])).worker == 1
     assert choose(holding([0, 7984, 0, 0], queue_s=[0, 1.0, 0, 0])).worker == 1
