@@ -52,7 +52,7 @@ class EventThread:
         self._snapshot_interval_s = snapshot_interval_s
         self._times = times or LinkTimes()
         self._clock = clock
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]]
         self._links: dict[WorkerId, RankLink] = {}
         self._feeds: dict[WorkerId, RankFeed] = {}
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -60,6 +60,8 @@ class EventThread:
         self._thread = threading.Thread(target=self._run, name="bridge-events", daemon=True)
         self.health: dict[WorkerId, BridgeHealth] = {}
         self.errors = 0
+        self._more = False
+        self._stop_by_s = 0.0
         self.turn_s = time.monotonic()
         self.cpu_s = 0.0
 
@@ -107,6 +109,7 @@ class EventThread:
             log.error("%s: cannot follow KV events at %s: %s", source, endpoints.events, e)
 
     def _run(self) -> None:
+        self._context = zmq.Context()
         try:
             while not self._stop.is_set():
                 try:
@@ -134,9 +137,6 @@ class EventThread:
                 self._failed(str(link.feed.source), e)
         self._publish()
         self._more = more
-
-    _more = False
-    _stop_by_s = 0.0
 
     def _wait(self) -> None:
         """Until a socket has something, or something is due."""
