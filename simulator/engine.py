@@ -170,7 +170,7 @@ class MockEngine:
     def close(self) -> None:
         for rank in self.ranks:
             rank.publisher.close()
-        self._context.term()
+        self._context.destroy(linger=0)
 
     async def run(self) -> None:
         """All loops, until cancelled."""

@@ -24,15 +24,18 @@ class KvReader:
         self._sub.subscribe(b"")
         self._sub.connect(f"tcp://127.0.0.1:{self._port}")
         monitor = self._sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        await asyncio.wait_for(monitor.recv_multipart(), 5)
-        self._sub.disable_monitor()
+        try:
+            await asyncio.wait_for(monitor.recv_multipart(), 5)
+        finally:
+            self._sub.disable_monitor()
+            monitor.close(0)
         # The handshake is done, but the subscription travels behind it; the publisher applies it before its next sends.
         await asyncio.sleep(0.1)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._sub.close(0)
-        self._context.term()
+        self._context.destroy(linger=0)
 
     async def frames(self, count: int, timeout_s: float = 10) -> list[Frames]:
         return [await asyncio.wait_for(self._sub.recv_multipart(), timeout_s) for _ in range(count)]

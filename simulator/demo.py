@@ -1,0 +1,276 @@
+"""`warmwatch demo`: mock workers, bridge, router, agent traffic, collector and dashboard on this machine, in one command.
+
+    mock workers --ZMQ--> bridge --+                          +--> dashboard
+         ^                         v                          |
+         +----- router ----> stream (local file or Kafka) --> collector --> warmwatch.duckdb
+                  ^
+               traffic (in this process)
+
+Every part but the traffic is a process of its own, started as a person would start it, and stopped in an order that loses nothing: traffic,
+router, bridge, workers, collector, dashboard, broker. If this process is killed the others end with it (Linux). The policy changes to round
+robin for a while and back, so that both can be compared on the same traffic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+import aiohttp
+from pydantic import Field
+
+from schemas.settings import Settings, SettingsError
+from schemas.tables.read import FILE_NAME, PublishedError, open_published
+from simulator.mock_worker import MockWorkerProcess, start_workers
+from simulator.processes import Subprocess
+from simulator.settings import TINY_TOKENIZER, MockEngineSettings, TrafficSettings
+from simulator.timing import StepCost
+from simulator.traffic import RequestRecord, Traffic
+
+KAFKA_SCRIPT = Path(__file__).parent.parent / "deploy" / "kafka" / "kafka.sh"
+MARKER = ".warmwatch-demo"
+POOL = "demo"
+START_LIMIT_S = 60.0
+ACCOUNT_LIMIT_S = 30.0
+STATUS_EVERY_S = 10.0
+
+T = TypeVar("T")
+
+
+class DemoSettings(Settings):
+    """A fleet of mock workers with everything else, in one command."""
+
+    command: ClassVar[str] = "demo"
+
+    data_dir: Path = Field(Path("data/demo"), description="folder of this demo; what an earlier demo left in it is removed")
+    workers: int = Field(4, ge=1, le=32, description="mock workers")
+    seconds: float = Field(0, ge=0, description="how long the traffic runs; 0: until Ctrl-C")
+    headless: bool = Field(False, description="no dashboard")
+    kafka: bool = Field(False, description="over a real Kafka broker (Java 17 and Maven) instead of the local log; sets `stream` itself")
+    dashboard_port: int = Field(8501, ge=0, le=65535, description="port of the dashboard; 0 takes a free one")
+    router_port: int = Field(0, ge=0, le=65535, description="port of the router; 0 takes a free one")
+    sessions: int = Field(24, ge=1, description="agent sessions at the same time")
+    worker_blocks: int = Field(1024, ge=64, description="KV blocks of each worker (16 tokens each)")
+    policy: str = Field("cost", description="the router's policy")
+    compare_with: str = Field("round_robin", description="policy to change to for a while; empty: never")
+    seed: int = Field(1, description="the same seed gives the same sessions")
+
+
+def run(settings: DemoSettings) -> int:
+    """Returns 0 when every request of the traffic is accounted for in `requests`, else 1."""
+    return asyncio.run(_demo(settings))
+
+
+async def _demo(settings: DemoSettings) -> int:
+    stopping = asyncio.Event()
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(sig, stopping.set)
+    folder = settings.data_dir.resolve()
+    with contextlib.ExitStack() as parts:
+        router_url, admin_url = await asyncio.to_thread(_start, settings, folder, parts)
+        traffic = Traffic(TrafficSettings(url=router_url, model=POOL, sessions=settings.sessions, seed=settings.seed))
+        await _run_traffic(settings, traffic, admin_url, stopping)
+        _say("waiting until every request is in the published database ...")
+        missing, doubled = await asyncio.to_thread(unaccounted, folder / FILE_NAME, traffic.report.records)
+        _say("stopping ...")
+    print(summary(folder / FILE_NAME))
+    report = traffic.report
+    print(f"\n{report.sent} requests sent, {report.ok} answered, {report.failed} failed.", end=" ")
+    if missing or doubled or len(report.records) != report.sent:
+        print(f"NOT accounted for in `requests`: {len(missing)} missing {sorted(missing)[:5]}, {doubled} doubled.")
+        return 1
+    print("Every one is accounted for in `requests`.")
+    return 0
+
+
+def _start(settings: DemoSettings, folder: Path, parts: contextlib.ExitStack) -> tuple[str, str]:
+    """Starts everything but the traffic. Returns the router's address and its admin address."""
+    began = time.monotonic()
+    _clear(folder)
+    logs = folder / "logs"
+    key_file = folder / "hash.key"
+    key_file.touch(mode=0o600)
+    key_file.write_text(secrets.token_hex(16) + "\n")
+    stream = f"local:{folder / 'stream.sqlite'}"
+    if settings.kafka:
+        stream = _step("Kafka broker", lambda: parts.enter_context(_kafka(folder / "kafka")))
+    common = ["--stream", stream, "--hash-key-file", str(key_file), "--log-level", settings.log_level]
+
+    # What is entered last is stopped first: see the order above. Most of each start is imports, so they start side by side.
+    dashboard = None
+    if not settings.headless:
+        dashboard = parts.enter_context(Subprocess("dashboard", ["--data-dir", str(folder), "--port", str(settings.dashboard_port)], logs))
+    collector = parts.enter_context(Subprocess("collect", [*common, "--data-dir", str(folder), "--metrics-port", "0"], logs))
+    workers = _step(f"{settings.workers} mock workers", lambda: _workers(settings, parts))
+    fleet = folder / "fleet.toml"
+    fleet.write_text(fleet_file(workers))
+    bridge = parts.enter_context(Subprocess("bridge", [*common, "--fleet", str(fleet), "--metrics-port", "0"], logs))
+    route = [*common, "--fleet", str(fleet), "--port", str(settings.router_port), "--policy", settings.policy, "--admin-port", "0"]
+    router = parts.enter_context(Subprocess("route", [*route, *prefill_flags(StepCost())], logs))
+
+    _step("collector", lambda: collector.ready(START_LIMIT_S))
+    _step("bridge", lambda: bridge.ready(START_LIMIT_S))
+    at = _step("router", lambda: router.ready(START_LIMIT_S))
+    lines = {"router": at["router"] + "/v1", "database": str(folder / FILE_NAME), "stream": stream, "logs": str(logs)}
+    if dashboard is not None:
+        lines = {"dashboard": _step("dashboard", lambda: dashboard.ready(START_LIMIT_S))["dashboard"], **lines}
+    _say(f"everything runs after {time.monotonic() - began:.0f} s")
+    for name, where in lines.items():
+        print(f"  {name:<10} {where}")
+    print(f"  ask it     warmwatch sql --db {folder / FILE_NAME} 'FROM workers'", flush=True)
+    return at["router"], at["admin"]
+
+
+def _clear(folder: Path) -> None:
+    """Removes what an earlier demo left; never a folder that no demo made."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).exists():
+        raise SettingsError(f"setting `data_dir`: {folder} is not empty and was not made by a demo; name another folder")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / MARKER).touch()
+
+
+@contextlib.contextmanager
+def _kafka(data: Path) -> Iterator[str]:
+    """A broker of our own; yields its stream address."""
+    if not KAFKA_SCRIPT.exists():
+        raise SettingsError(f"setting `kafka`: {KAFKA_SCRIPT} is missing; the broker comes with a checkout, not with the installed package")
+    started = subprocess.run([KAFKA_SCRIPT, "start", "--data", data], capture_output=True, text=True, check=False)
+    try:
+        if started.returncode:
+            raise SettingsError(f"setting `kafka`: {started.stderr.strip()}")
+        yield f"kafka://{started.stdout.split()[-1]}"
+    finally:
+        subprocess.run([KAFKA_SCRIPT, "stop", "--data", data], capture_output=True, check=False)
+
+
+def _workers(settings: DemoSettings, parts: contextlib.ExitStack) -> list[MockWorkerProcess]:
+    workers = start_workers(settings.workers, MockEngineSettings(port=0, model=POOL, num_gpu_blocks=settings.worker_blocks), START_LIMIT_S)
+    for worker in workers:
+        parts.callback(worker.stop)
+    return workers
+
+
+def fleet_file(workers: list[MockWorkerProcess]) -> str:
+    """The fleet file of these workers, named w0, w1 and so on."""
+    lines = ["[[pools]]", f'name = "{POOL}"', f'tokenizer = "{TINY_TOKENIZER}"']
+    for i, worker in enumerate(workers):
+        ((events, replay),) = worker.kv_addresses
+        lines += ["", "[[workers]]", f'pool = "{POOL}"', f'name = "w{i}"', f'url = "{worker.url}"']
+        lines += [f'events = "{events}"', f'replay = "{replay}"']
+    return "\n".join(lines) + "\n"
+
+
+def prefill_flags(cost: StepCost) -> list[str]:
+    """The mock workers' cost model as the router's coefficients."""
+    return ["--prefill-a", repr(cost.prefill_token_s / cost.speed), "--prefill-b", repr(cost.prefill_attention_s / cost.speed)]
+
+
+async def _run_traffic(settings: DemoSettings, traffic: Traffic, admin_url: str, stopping: asyncio.Event) -> None:
+    """Traffic until its time is up or `stopping`; says how it goes, and changes the policy for the middle third and back."""
+    seconds = settings.seconds or None
+    running = asyncio.create_task(traffic.run())
+    began = time.monotonic()
+    watching = asyncio.create_task(_watch(traffic, began))
+    comparing = asyncio.create_task(_compare(settings, admin_url))
+    _say("traffic runs; " + (f"it ends after {seconds:.0f} s" if seconds else "Ctrl-C ends it"))
+    try:
+        stopped = asyncio.create_task(stopping.wait())
+        await asyncio.wait({stopped, running}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        traffic.stop()
+        await running
+    finally:
+        for task in (watching, comparing):
+            task.cancel()
+        await asyncio.gather(watching, comparing, return_exceptions=True)
+
+
+async def _compare(settings: DemoSettings, admin_url: str) -> None:
+    """`policy`, then `compare_with`, then `policy`, in thirds of the time (of three minutes, again and again, without an end)."""
+    if not settings.compare_with:
+        return
+    third_s = (settings.seconds or 180.0) / 3
+    async with aiohttp.ClientSession() as client:
+        while True:
+            for policy in (settings.compare_with, settings.policy):
+                await asyncio.sleep(third_s)
+                async with client.post(f"{admin_url}/policy", json={"policy": policy}) as answer:
+                    answer.raise_for_status()
+                _say(f"the router's policy is now {policy}")
+            await asyncio.sleep(third_s)
+            if settings.seconds:
+                return
+
+
+async def _watch(traffic: Traffic, began: float) -> None:
+    while True:
+        await asyncio.sleep(STATUS_EVERY_S)
+        report = traffic.report
+        hit_rate = report.hit_rate()
+        told = "not reported yet" if hit_rate is None else f"{hit_rate:.0%}"
+        _say(f"{time.monotonic() - began:4.0f} s: {report.sent} requests, {report.failed} failed, hit rate so far {told}")
+
+
+def unaccounted(database: Path, records: list[RequestRecord], limit_s: float = ACCOUNT_LIMIT_S) -> tuple[set[str], int]:
+    """Waits until each of these requests has one finished row in the published file. Returns the ids still missing and the number of
+    rows too many."""
+    wanted = {r.request_id for r in records}
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            with contextlib.closing(open_published(database)) as db:
+                rows = db.execute("SELECT request_id FROM requests WHERE ended_at IS NOT NULL").fetchall()
+        except PublishedError:
+            rows = []
+        found = [r for (r,) in rows if r in wanted]
+        missing = wanted - set(found)
+        if not missing or time.monotonic() > deadline:
+            return missing, len(found) - len(set(found))
+        time.sleep(0.2)
+
+
+def summary(database: Path) -> str:
+    """What the published file says: hit rate and TTFT by worker and by policy."""
+    by_worker = """
+        SELECT coalesce(worker, 'all workers') AS who, sum(requests), sum(cached_tokens) / nullif(sum(reported_prompt_tokens), 0),
+               ttft(worker, .5, $since, $until), ttft(worker, .9, $since, $until), ttft(worker, .99, $since, $until)
+        FROM worker_10s GROUP BY GROUPING SETS ((worker), ()) HAVING sum(requests) > 0 ORDER BY worker NULLS LAST"""
+    by_policy = """
+        SELECT 'policy ' || policy, count(*), sum(cached_tokens) / sum(prompt_tokens) FILTER (cached_tokens IS NOT NULL),
+               quantile_disc(ttft_s, .5), quantile_disc(ttft_s, .9), quantile_disc(ttft_s, .99)
+        FROM requests WHERE ended_at IS NOT NULL GROUP BY ALL ORDER BY 1"""
+    with contextlib.closing(open_published(database)) as db:
+        ever = {"since": dt.datetime.min, "until": dt.datetime.max}
+        rows = db.execute(by_worker, ever).fetchall() + db.execute(by_policy).fetchall()
+
+    def cell(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    lines = [f"{'':<20} {'requests':>8} {'hit rate':>9} {'TTFT p50':>10} {'p90':>8} {'p99':>8}"]
+    for who, requests, hit, p50, p90, p99 in rows:
+        times = f"{cell(p50, '.3f'):>8} s {cell(p90, '.3f'):>6} s {cell(p99, '.3f'):>6} s"
+        lines.append(f"{who or 'no worker':<20} {requests:>8.0f} {cell(hit, '.1%'):>9} {times}")
+    return "\n".join(lines)
+
+
+def _step(name: str, start: Callable[[], T]) -> T:
+    """Starts one part, saying so before and after."""
+    began = time.monotonic()
+    print(f"demo: starting {name} ...", end=" ", flush=True)
+    result = start()
+    print(f"ready ({time.monotonic() - began:.1f} s)", flush=True)
+    return result
+
+
+def _say(text: str) -> None:
+    print(f"demo: {text}", flush=True)
