@@ -22,7 +22,7 @@ from schemas.kv_events import COMPLETE, EVENT, Kind, KvBatch, Tier, WorkerId, en
 from schemas.requests import Decision, Outcome
 from schemas.stream import open_stream
 from schemas.stream.memory import MemoryHub
-from schemas.topics import DECISIONS, KV_EVENTS, OUTCOMES, WORKER_LOAD, topic_specs
+from schemas.topics import DECISIONS, KV_EVENTS, OUTCOMES, topic_specs
 from schemas.workers import BridgeHealth, Trust, WorkerLoad
 from tests.router.fake_engine import FakeEngine
 from tests.router.recordings import TOKENIZER
@@ -96,6 +96,7 @@ class Running:
 
     def _values(self, topic: str) -> list[bytes]:
         with self.hub.open("test") as stream:
+            stream.ensure_topics(topic_specs())
             reader = stream.reader()
             reader.assign({(topic, p): at for p, at in stream.start_offsets(topic).items()})
             out: list[tuple[int, bytes]] = []
@@ -141,6 +142,3 @@ def load_record(worker: str, trust: Trust = Trust.EXACT) -> bytes:
     return (
         WorkerLoad(pool="tiny", worker=worker, rank=0, time_s=time.time(), engine="vllm", up=True, bridge=health).model_dump_json().encode()
     )
-
-
-__all__ = ["BLOCK", "KEY", "WORKER_LOAD", "Running", "load_record", "running", "topic_specs", "until"]

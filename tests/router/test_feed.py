@@ -1,0 +1,135 @@
+"""The index follows the stream, and says so when it cannot."""
+
+import asyncio
+import json
+
+import pytest
+
+from router.index import BLIND, DEGRADED, EXACT
+from schemas.kv_events import Kind
+from schemas.stream.memory import MemoryHub
+from schemas.topics import KV_EVENTS, WORKER_LOAD
+from tests.router.fake_engine import FakeEngine
+from tests.router.running import load_record, running, until
+
+PROMPT = list(range(3, 103))
+BODY = {"model": "tiny", "prompt": PROMPT}
+
+
+async def append(hub, topic, key, value):
+    with hub.open("test") as stream:
+        writer = stream.writer()
+        writer.append(topic, key, value)
+        await asyncio.to_thread(writer.flush, 5.0)
+        writer.close(1.0)
+
+
+def trust_of(r, worker="w0"):
+    pool = r.router.pools.by_name["tiny"]
+    target = next(t.number for t in pool.targets if t.worker == worker)
+    return int(r.router.pools.trust(pool, r.router._clock())[target])
+
+
+async def test_a_fresh_router_is_exact_from_the_start_of_the_log():
+    hub = MemoryHub()
+    async with FakeEngine("w0").serving() as engine:
+        async with running([engine], hub) as first:
+            await first.hold("w0", first.chain(PROMPT))
+        async with running([engine], hub) as second:
+            assert (await second.post(BODY))[1]["x-warmwatch-predicted-cached-tokens"] == "96"
+            assert trust_of(second) == EXACT
+
+
+async def test_routing_goes_on_without_a_stream_and_readiness_says_so():
+    hub = MemoryHub()
+    hub.outage("test", "the broker is away")
+    async with FakeEngine("w0").serving() as w0, FakeEngine("w1").serving() as w1, running([w0, w1], hub, wait=False, warm_up_s=0) as r:
+        await until(lambda: r.router.pools.by_name["tiny"].block_size)
+        for i in range(4):
+            assert (await r.post({**BODY, "prompt": [i, *PROMPT]}))[0] == 200
+        async with r.client.get(r.url + "/readyz") as response:
+            ready = json.loads(await response.text())
+            assert (response.status, ready["index"]) == (200, "away")
+            assert any("the broker is away" in why for why in ready["why"])
+        assert r.router.recorder.dropped == 0
+        hub.heal("test")
+        decisions, outcomes = await r.records(4)
+        assert {c.trust for d in decisions for c in d.candidates} == {"blind"}
+        assert len(decisions) == len(outcomes) == 4
+        await until(lambda: r.router.feed.trouble is None)
+
+
+async def test_an_outage_later_loses_nothing():
+    async with FakeEngine("w0").serving() as engine, running([engine]) as r:
+        chain = r.chain(PROMPT)
+        await r.hold("w0", chain[:2])
+        r.hub.outage("test")
+        await until(lambda: r.router.feed.trouble)
+        await r.post(BODY)
+        r.hub.heal("test")
+        await r.tell("w0", (Kind.STORED, chain[2:], 0))
+        assert r.router.feed.restarts == 0
+        assert trust_of(r) == EXACT
+        await r.post(BODY)
+        decisions, _ = await r.records(2)
+        assert [d.candidates[0].overlap_tokens for d in decisions] == [32, 96]
+
+
+async def test_a_topic_made_anew_makes_workers_blind_and_is_read_from_its_start():
+    async with FakeEngine("w0").serving() as engine, running([engine]) as r:
+        chain = r.chain(PROMPT)
+        await r.hold("w0", chain)
+        r.hub.delete_topic("test", KV_EVENTS)
+        await until(lambda: r.router.feed.restarts == 1)
+        await until(lambda: trust_of(r) == BLIND)
+        r.seq.clear()
+        await r.hold("w0", chain[:1])
+        assert trust_of(r) == EXACT
+        await r.post(BODY)
+        (d,), _ = await r.records()
+        assert d.candidates[0].overlap_tokens == 16
+
+
+async def test_bad_records_and_strangers_are_counted_and_change_nothing():
+    async with FakeEngine("w0").serving() as engine, running([engine]) as r:
+        await append(r.hub, KV_EVENTS, b"k", b"no batch")
+        await append(r.hub, WORKER_LOAD, b"k", b"{")
+        await append(r.hub, WORKER_LOAD, b"k", load_record("unheard-of"))
+        await until(lambda: r.router.feed.bad_records == 2)
+        await until(lambda: r.router.feed._sink.strangers == 1)
+        await r.hold("w0", r.chain(PROMPT))
+        assert trust_of(r) == EXACT
+
+
+async def test_trust_falls_with_the_silence_of_the_bridge_and_its_load_reports_keep_it():
+    async with FakeEngine("w0").serving() as engine, running([engine], stale_after_s=10, blind_after_s=60) as r:
+        await r.hold("w0", r.chain(PROMPT))
+        index = r.router.pools.index
+        slot = index.slots[0].number
+        for silence_s, trust in ((1, EXACT), (11, DEGRADED), (61, BLIND)):
+            index.heard_s[slot] = r.router._clock() - silence_s
+            assert trust_of(r) == trust
+        await append(r.hub, WORKER_LOAD, b"tiny/w0/0", load_record("w0"))
+        await until(lambda: trust_of(r) == EXACT)
+
+
+@pytest.mark.parametrize("backlog", [3000])
+async def test_a_backlog_is_applied_in_slices_while_requests_are_served(backlog):
+    hub = MemoryHub()
+    async with FakeEngine("w0").serving() as engine:
+        async with running([engine], hub) as first:
+            await first.hold("w0", first.chain(PROMPT))
+            with hub.open("test") as stream:
+                reader = stream.reader()
+                reader.assign({(KV_EVENTS, p): at for p, at in stream.start_offsets(KV_EVENTS).items()})
+                values = [rec.value for _ in range(4) for s in reader.poll(0.0, 10) for rec in s.records]
+                writer = stream.writer()
+                for _ in range(backlog):
+                    writer.append(KV_EVENTS, b"tiny/w0/0", values[-1])
+                await asyncio.to_thread(writer.flush, 10.0)
+                writer.close(1.0)
+                reader.close()
+        async with running([engine], hub, wait=False) as second:
+            assert (await second.post(BODY))[0] == 200
+            await until(lambda: second.router.feed.caught_up)
+            assert second.router.feed.records >= backlog

@@ -1,0 +1,66 @@
+import time
+
+from router.recorder import Recorder
+from schemas.requests import Outcome
+from schemas.stream.memory import MemoryHub
+from schemas.topics import OUTCOMES, topic_specs
+
+
+def outcome(i):
+    return Outcome(request_id=f"r{i}", time_s=1.0, status=200)
+
+
+def written(hub):
+    with hub.open("s") as stream:
+        reader = stream.reader()
+        reader.assign({(OUTCOMES, p): 0 for p in range(stream.partitions(OUTCOMES))})
+        out = [Outcome.model_validate_json(r.value) for _ in range(8) for s in reader.poll(0.0, 10_000) for r in s.records]
+        reader.close()
+    return sorted(o.request_id for o in out)
+
+
+def test_records_wait_for_the_stream_within_the_bound_and_the_rest_is_counted():
+    hub = MemoryHub()
+    hub.outage("s", "away")
+    with hub.open("s") as stream:
+        recorder = Recorder(stream, topic_specs(), "", capacity=10)
+        recorder.start()
+        started_s = time.monotonic()
+        for i in range(15):
+            recorder.outcome(outcome(i))
+        assert time.monotonic() - started_s < 1.0
+        assert (recorder.waiting, recorder.dropped) == (10, 5)
+        assert recorder.trouble
+        hub.heal("s")
+        deadline_s = time.monotonic() + 5
+        while recorder.recorded < 10 and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        recorder.close(5.0)
+    assert written(hub) == sorted(f"r{i}" for i in range(10))
+    assert recorder.dropped == 5
+
+
+def test_closing_delivers_what_waits():
+    hub = MemoryHub()
+    with hub.open("s") as stream:
+        recorder = Recorder(stream, topic_specs(), "", capacity=1000)
+        recorder.start()
+        for i in range(500):
+            recorder.outcome(outcome(i))
+        recorder.close(5.0)
+        assert (recorder.waiting, recorder.dropped, recorder.recorded) == (0, 0, 500)
+    assert len(written(hub)) == 500
+
+
+def test_closing_while_the_stream_is_away_ends_in_time_and_counts_the_loss():
+    hub = MemoryHub()
+    hub.outage("s", "away")
+    with hub.open("s") as stream:
+        recorder = Recorder(stream, topic_specs(), "", capacity=10)
+        recorder.start()
+        recorder.outcome(outcome(1))
+        started_s = time.monotonic()
+        recorder.close(0.2)
+        assert time.monotonic() - started_s < 3
+        recorder.outcome(outcome(2))
+        assert recorder.dropped == 2
