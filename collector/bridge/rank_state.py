@@ -15,19 +15,22 @@ A block that was stored before it could be named gets its STORED row as soon as 
 Counting. One count for each (tier, group, engine hash): each STORED or REMOVED name is one physical copy. An announcement from the root
 whose blocks are all present is no store (`kv_cache_report_mode=full`): REPORTED. A removal that finds nothing is counted and not passed on.
 
+Removals that follow one another in a batch become one row; stores keep theirs, so the order between them stays what the engine wrote.
+
 Pure: no clock, no socket. Memory is bounded by what the engine holds plus as much again of what it held lately (`block_table`).
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from collector.bridge.block_table import PLAIN, REPORTED, BlockTable, Place
-from collector.bridge.decode import Batch, Cleared, Removed, Stored
+from collector.bridge.decode import Batch, Cleared, Event, Removed, Stored
 from collector.bridge.record_builder import RecordBuilder
 from schemas.block_hash import NO_EXTRA, U64, HashKey, extra_digest, hash_chain, root_hash
 from schemas.kv_events import WINDOWED, Kind, WorkerId
@@ -97,7 +100,7 @@ class RankState:
         cleared = False
         if len(batch.events) > 1 and any(isinstance(e, Stored) and _is_sparse(e) for e in batch.events):
             self._name_ahead(batch)
-        for event in batch.events:
+        for event in _removals_joined(batch.events):
             if isinstance(event, Stored):
                 try:
                     self._store(event, seq, time_s)
@@ -269,6 +272,28 @@ class RankState:
                 self.counters.removed_blocks += len(names)
                 self._out.row(Kind.REMOVED, seq, time_s, names, place[0], place[1], 0, table.block_size)
         self.counters.unknown_removals += len(hashes)
+
+
+def _removals_joined(events: tuple[Event, ...]) -> Iterator[Event]:
+    """Consecutive removals from one place as one: vLLM writes an event for each evicted block, dozens in a row."""
+    run: list[Removed] = []
+    for event in events:
+        if isinstance(event, Removed) and (not run or (event.tier is run[0].tier and event.group == run[0].group)):
+            run.append(event)
+            continue
+        if run:
+            yield _joined(run)
+        if isinstance(event, Removed):
+            run = [event]
+        else:
+            run = []
+            yield event
+    if run:
+        yield _joined(run)
+
+
+def _joined(run: list[Removed]) -> Removed:
+    return run[0] if len(run) == 1 else Removed(np.concatenate([e.hashes for e in run]), run[0].tier, run[0].group)
 
 
 def _is_sparse(event: Stored) -> bool:
