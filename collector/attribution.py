@@ -9,8 +9,8 @@ just before it, at most the whole blocks of the prompt less one token (an engine
                                               ^ state wanted: the table of now, with everything from here on undone
 
 A prefill in chunks stores more than once: earlier stores of the same chain that nobody else's prompt ends with, joining up with the own
-store, belong to it, and the state before the first of them counts. A wholly cached prompt has no own store: then the first decode store (its
-parent is the last whole block) marks the moment, else the first byte, else the end of the answer.
+store, belong to it, and the state before the first of them counts. A wholly cached prompt has no own store: then the first decode store
+(its parent is the last whole block) marks the moment, else the first byte, else the end of the answer.
 One store belongs to one request: of several with the same blocks in flight together, the one that started first takes the first store.
 Token ids of decode stores are unknown here, so requests that share all whole blocks and differ in the tail are told apart by order alone.
 
@@ -186,7 +186,7 @@ def _hit(  # type: ignore[no-untyped-def]
         if e["time_s"] <= until_s and trust != EXACT:
             return 0, _UNTRUSTED
         trust = e["trust_before"]
-        if kind == _CLEARED or kind == _EPOCH or kind == _REPLACED:
+        if kind in (_CLEARED, _EPOCH, _REPLACED):
             instance = e["instance"]
             fill = True
         elif e["count"] > 0:

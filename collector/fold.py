@@ -71,6 +71,8 @@ class Fold:
         self.block_events = 0
         """Stored and removed blocks since the process began, for checkpoints and metrics."""
         self.loads_changed = False
+        self.newest_s: dict[Partition, float] = {}
+        """Newest time that a decision or outcome of a partition names."""
         self._lateness_s = lateness_s
         self._tolerance_s = clock_tolerance_s
         self._outcome_wait_s = outcome_wait_s
@@ -134,6 +136,7 @@ class Fold:
             use(value, (part, record.offset), record, now_s)
 
     def _decision(self, d: Decision, at: Place, record: Record, now_s: float) -> None:
+        self.newest_s[at[0]] = max(self.newest_s.get(at[0], 0.0), min(d.time_s, now_s))
         taken = self.join.decision(d, at)
         if taken is Taken.NEW:
             self._rows.setdefault("candidates", []).extend(candidate_rows(d))
@@ -141,6 +144,7 @@ class Fold:
             self._not_new(taken, "decision", d.request_id, at, record, now_s)
 
     def _outcome(self, o: Outcome, at: Place, record: Record, now_s: float) -> None:
+        self.newest_s[at[0]] = max(self.newest_s.get(at[0], 0.0), min(o.time_s, now_s))
         taken = self.join.outcome(o, at)
         if taken is not Taken.NEW:
             self._not_new(taken, "outcome", o.request_id, at, record, now_s)
@@ -286,8 +290,12 @@ class Fold:
 
     # requests
 
-    def settle(self, kv_complete_s: float, requests_complete_s: float) -> None:
-        """Tells hits and closes rows. *_complete_s: everything before was received (unix seconds)."""
+    def settle(self, kv_complete_s: float, requests_passed_s: float, requests_complete_s: float) -> None:
+        """Tells hits and closes rows. All unix seconds.
+
+        *_complete_s: all records written before were received; requests_passed_s: all requests that started or ended before are known.
+        A hit is told only after both its worker's events and other requests' decisions have passed its end: they may have older claims.
+        """
         due: dict[tuple[str, str], list[Request]] = {}
         done: list[Request] = []
         for r in self.join.joined():
@@ -302,7 +310,7 @@ class Fold:
                 done.append(r)
             elif r.running is not None and r.running.ended_s is not None:
                 passed_s = max(kv_complete_s, min((float(self.residency.workers["last_bridge_s"][n]) for n in ranks), default=-np.inf))
-                if passed_s > r.running.ended_s + self._lateness_s:
+                if min(passed_s, requests_passed_s) > r.running.ended_s + self._lateness_s:
                     due.setdefault(key, []).append(r)
         if due:
             self._tell(due)

@@ -41,15 +41,17 @@ def _collector(fold: Fold, h: Health, memory_bytes: int) -> list[Check]:
     c = fold.counters
     paused = h.state == "paused"
     dead = c["dead_letters"]
+    state = "bad" if paused else "warn" if h.rebuilding else "ok"
+    says = h.reason if paused else "State is being rebuilt from the stream after a restart." if h.rebuilding else "Reading and writing."
+    held = int(fold.residency.workers["resident"].sum())
     return [
-        Check("collector", "", "state", None, "", "bad" if paused else "warn" if h.rebuilding else "ok",
-              h.reason if paused else "State is being rebuilt from the stream after a restart." if h.rebuilding else "Reading and writing."),
-        Check("collector", "", "publish_s", h.publish_s, "s", "warn" if h.publish_s > 0.5 else "ok", "Time that writing the last published file took."),
+        Check("collector", "", "state", None, "", state, says),
+        Check("collector", "", "publish_s", h.publish_s, "s", "warn" if h.publish_s > 0.5 else "ok", "Time to publish the last file."),
         Check("collector", "", "commit_s", h.commit_s, "s", "warn" if h.commit_s > 1 else "ok", "Time that the last commit took."),
         Check("collector", "", "memory_bytes", memory_bytes, "bytes", "ok", "Memory of the collector's process."),
         Check("collector", "", "dead_letters", dead, "records", "warn" if dead else "ok",
               "Records that could not be used; the table dead_letters says why." if dead else "Every record could be used."),
-        Check("collector", "", "resident_blocks", int(fold.residency.workers["resident"].sum()), "blocks", "ok", "Blocks that all workers hold, from events."),
+        Check("collector", "", "resident_blocks", held, "blocks", "ok", "Blocks that all workers hold, from events."),
     ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ A commit, in this order; a crash between any two steps loses nothing and doubles
 On start: files that the manifest does not name are removed, state is rebuilt (checkpoint, then reading again without writing; see fold.py),
 and reading goes on at the stored offsets. What the broker calls committed offsets is never used.
 
-When the disk is nearly full or a write fails, reading pauses (state `paused`) with all rows kept, and the commit is tried again each second.
+When the disk is nearly full or a write fails, reading pauses (state `paused`) with all rows kept, and the commit is tried again.
 When the stream is away, it is tried again with growing waits; what was read is committed and published meanwhile.
 """
 
@@ -23,7 +23,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -73,10 +73,10 @@ NOT_YET = "not connected yet"
 
 @dataclass(slots=True)
 class Probe:
-    """The ends of a topic's partitions at one moment: once they are passed, everything before that moment was received."""
+    """The end of a partition at one moment: once it is passed, everything before that moment was received."""
 
     at_s: float
-    ends: Mapping[int, int]
+    end: int
 
 
 @dataclass(slots=True)
@@ -122,8 +122,9 @@ class Collector:
         self._positions: dict[Partition, int] = {}
         self._identities: dict[str, str | None] = {}
         self._identity_at_s = 0.0
-        self._probes: dict[str, Probe] = {}
-        self._complete_s: dict[str, float] = {}
+        self._probes: dict[Partition, Probe] = {}
+        self._probed_s = 0.0
+        self._complete_s: dict[Partition, float] = {}
         self._stream_time_s: dict[Partition, float] = {}
         self._paused_parts: set[Partition] = set()
         self._retry_s = RETRY_S[0]
@@ -275,7 +276,8 @@ class Collector:
         now_s = self._clock()
         self.health.rebuilding = bool(self.fold.again)
         if not self.fold.again:
-            self.fold.settle(self._complete(KV_EVENTS), min(self._complete(DECISIONS), self._complete(OUTCOMES)))
+            requests_s = min(self._complete(DECISIONS), self._complete(OUTCOMES))
+            self.fold.settle(self._complete(KV_EVENTS), self._passed(), requests_s)
         if now_s >= self._next_commit_s or self.fold.pending_bytes > PENDING_BYTES:
             self._commit_and_publish()
         elif got < self.settings.poll_records // 8:
@@ -322,24 +324,19 @@ class Collector:
                 raise OffsetOutOfRange(topic, 0, self._positions.get((topic, 0), 0), 0, 0, "the topic was made anew")
 
     def _probe(self) -> None:
-        """Learns the ends of all partitions, and from earlier ends what is complete; paces topics that are behind."""
+        """Learns the ends of all partitions now and then, and from earlier ends what was received completely."""
+        for part in [p for p, probe in self._probes.items() if self._positions[p] >= probe.end]:
+            self._complete_s[part] = self._probes.pop(part).at_s
         now_s = self._clock()
+        if now_s - self._probed_s < PROBE_S:
+            return
+        self._probed_s = now_s
         for name in TOPICS:
             topic = self.settings.topic_prefix + name
-            probe = self._probes.get(topic)
-            if probe is not None and all(self._positions[topic, p] >= end for p, end in probe.ends.items()):
-                self._complete_s[topic] = probe.at_s
-                probe = None
-            if probe is None or now_s - probe.at_s > 1.0:
-                last = self._complete_s.get(topic, 0.0)
-                if probe is not None or now_s - last >= PROBE_S:
-                    ends = self._stream.end_offsets(topic)
-                    for p, end in ends.items():
-                        self.health.lag[topic, p] = max(0, end - self._positions[topic, p])
-                    if probe is None:
-                        self._probes[topic] = Probe(now_s, ends)
-                elif probe is None:
-                    self._probes.pop(topic, None)
+            for partition, end in self._stream.end_offsets(topic).items():
+                part = topic, partition
+                self.health.lag[part] = max(0, end - self._positions[part])
+                self._probes.setdefault(part, Probe(now_s, end))
         self._pace()
 
     def _pace(self) -> None:
@@ -356,7 +353,14 @@ class Collector:
 
     def _complete(self, name: str) -> float:
         """Everything of this topic before this moment (unix seconds) was received."""
-        return self._complete_s.get(self.settings.topic_prefix + name, 0.0)
+        topic = self.settings.topic_prefix + name
+        return min((self._complete_s.get(part, 0.0) for part in self._positions if part[0] == topic), default=0.0)
+
+    def _passed(self) -> float:
+        """All decisions and outcomes of requests before this moment were received; while a backlog is read, by what the records say."""
+        topics = {self.settings.topic_prefix + DECISIONS, self.settings.topic_prefix + OUTCOMES}
+        newest_s = self.fold.newest_s
+        return min((max(self._complete_s.get(p, 0.0), newest_s.get(p, 0.0)) for p in self._positions if p[0] in topics), default=0.0)
 
     # commit and publish
 

@@ -66,9 +66,9 @@ def _names(index: npt.NDArray[np.int32], names: list[str]) -> Any:
 
 
 # pyarrow's stubs cannot tell which array a NumPy array becomes; here is the one place that knows.
-def _dictionary(index: npt.NDArray[Any], values: Any) -> Any:
-    return pa.DictionaryArray.from_arrays(pa.array(index), values)  # type: ignore[arg-type]
+def _dictionary(index: Any, values: Any) -> Any:
+    return pa.DictionaryArray.from_arrays(pa.array(index), values)
 
 
-def _lists(ends: npt.NDArray[np.int32], values: npt.NDArray[np.uint64]) -> Any:
+def _lists(ends: Any, values: Any) -> Any:
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(values))

@@ -238,26 +238,25 @@ def _apply(  # type: ignore[no-untyped-def]
             w["stale_records"] += 1
             continue
         marked = e_from < event_end[r] and events[e_from]["kind"] == _EPOCH
-        if not w["started"] or epoch > w["epoch"]:
-            if not marked:
-                # A life of this cache whose start was not seen.
-                used = _fresh(w, wi, ring, heads, ids, used, retired, _EPOCH, first_seqs[r], bridge_s)
-                w["trust"] = DEGRADED
-                w["reason"] = _LATE_START
-                w["epoch_at_s"] = bridge_s
-                w["peak"] = 0
-                if w["started"]:
-                    w["restarts"] += 1
-                w["started"] = True
-                w["epoch"] = epoch
-                w["has_seq"] = False
+        if (not w["started"] or epoch > w["epoch"]) and not marked:
+            # A life of this cache whose start was not seen.
+            used = _fresh(w, wi, ring, heads, ids, used, retired, _EPOCH, first_seqs[r], bridge_s)
+            w["trust"] = DEGRADED
+            w["reason"] = _LATE_START
+            w["epoch_at_s"] = bridge_s
+            w["peak"] = 0
+            if w["started"]:
+                w["restarts"] += 1
+            w["started"] = True
+            w["epoch"] = epoch
+            w["has_seq"] = False
         w["last_bridge_s"] = bridge_s
         jump = np.int64(0)
-        if w["has_seq"] and not marked and first_seqs[r] > w["seq"] + np.uint64(1):
-            if e_from == event_end[r] or events[e_from]["kind"] != _GAP:
-                jump = np.int64(first_seqs[r] - w["seq"] - np.uint64(1))
-                w["lost_batches"] += jump
-                _degrade(w, wi, ring, heads, _JUMP, first_seqs[r], bridge_s)
+        gap_first = e_from < event_end[r] and events[e_from]["kind"] == _GAP
+        if w["has_seq"] and not marked and not gap_first and first_seqs[r] > w["seq"] + np.uint64(1):
+            jump = np.int64(first_seqs[r] - w["seq"] - np.uint64(1))
+            w["lost_batches"] += jump
+            _degrade(w, wi, ring, heads, _JUMP, first_seqs[r], bridge_s)
         for k in range(e_from, event_end[r]):
             e = events[k]
             kind = e["kind"]

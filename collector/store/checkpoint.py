@@ -1,8 +1,8 @@
 """The state of the KV side as one file, written now and then, so that a restart need not read the whole stream again.
 
-Five million blocks are about 80 MB: too much for each second's transaction. So the transaction stores offsets, and now and then the *name* of
-a checkpoint with the offsets that it stands for. A restart loads it and reads kv-events again from there to the committed offsets, without
-writing anything; applying events is deterministic, so the result is the state at the commit.
+Five million blocks are about 80 MB: too much for each second's transaction. So the transaction stores offsets, and now and then the
+*name* of a checkpoint with the offsets that it stands for. A restart loads it and reads kv-events again from there to the committed
+offsets, without writing anything; applying events is deterministic, so the result is the state at the commit.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Publisher:
         self._make_template()
 
     def publish(self, manifest: Iterable[Segment], parts: Mapping[str, pa.Table]) -> None:
-        """parts: live rows of segmented tables and all rows of the others; a table that is left out is empty. Raises OSError, duckdb.Error."""
+        """parts: live rows of segmented tables and all rows of the others; a missing table is empty. Raises OSError, duckdb.Error."""
         files: dict[str, list[str]] = {t.name: [] for t in SEGMENTED}
         for s in manifest:
             files[s.table].append(str(self._segments_dir / s.name))
@@ -79,7 +79,7 @@ class Publisher:
             db.execute("USE memory")
             db.execute("DETACH pub")
         _sync(self._draft)
-        os.replace(self._draft, self._target)
+        self._draft.replace(self._target)
         sync_folder(self._target.parent)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """What becomes of segments with time: small ones are merged, old ones go. Plans only; the loop carries them out.
 
-Each commit may leave one small segment a table. Sixteen of one level become one of the next, so a table of any age has at most about sixteen
-files a level, and a row is written again at most once a level. Segments that are big already are left alone.
+Each commit may leave one small segment a table. Sixteen of one level become one of the next, so a table of any age has at most about
+sixteen files a level, and a row is written again at most once a level. Segments that are big already are left alone.
 Files that no longer count are unlinked after a grace period, because published files that readers still hold open name them.
 """
 

@@ -2,8 +2,8 @@
 
     data/segments/<table>/<lo>-<hi>.parquet      lo, hi: numbers of the first and last commit whose rows are inside
 
-A segment counts only when the manifest in the state database names it. So a file is first written whole under another name, synced, renamed,
-and its folder synced; a crash anywhere leaves files that nobody names, which the next start removes.
+A segment counts only when the manifest in the state database names it. So a file is first written whole under another name, synced,
+renamed, and its folder synced; a crash anywhere leaves files that nobody names, which the next start removes.
 Hashes are stored plain: they are random, and no codec makes them smaller.
 """
 
@@ -13,8 +13,10 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 SUFFIX = ".parquet"
@@ -44,8 +46,8 @@ def write_segment(folder: Path, table: str, lo: int, hi: int, content: pa.Table,
     target = folder / f"{table}/{lo:012d}-{hi:012d}{SUFFIX}"
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(target.name + TEMPORARY)
-    names = [f.name for f in content.schema if pa.types.is_string(f.type) or pa.types.is_dictionary(f.type)]
-    codec = {path: "NONE" if path in _PLAIN else "ZSTD" for path in _leaf_paths(content.schema)}
+    names: Any = [f.name for f in content.schema if pa.types.is_string(f.type) or pa.types.is_dictionary(f.type)]
+    codec: dict[str, Any] = {path: "NONE" if path in _PLAIN else "ZSTD" for path in _leaf_paths(content.schema)}
     with draft.open("wb") as file:
         pq.write_table(content, file, compression=codec, compression_level={c: 1 for c, k in codec.items() if k == "ZSTD"},
                        use_dictionary=names, write_statistics=True, store_schema=False)  # fmt: skip
@@ -87,8 +89,6 @@ def _leaf_paths(schema: pa.Schema) -> list[str]:
 
 def _newest_us(content: pa.Table) -> int:
     """The first time column says when a row happened."""
-    import pyarrow.compute as pc
-
     for field in content.schema:
         if pa.types.is_timestamp(field.type):
             newest = pc.max(content[field.name].cast(pa.int64())).as_py()

@@ -82,7 +82,7 @@ class State:
                 db.execute(f'CREATE TABLE IF NOT EXISTS "{name}" ({columns})')
         except duckdb.Error as e:
             raise StateError(
-                f"the state database {self._path} cannot be opened ({str(e).splitlines()[0]}): if it is damaged, move the data folder aside; "
+                f"the state database {self._path} cannot be opened ({str(e).splitlines()[0]}): if damaged, move the data folder aside; "
                 "the collector then starts from the oldest records that the stream still holds"
             ) from e
         found = db.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
@@ -120,7 +120,8 @@ class State:
         return dict(self._db.execute("SELECT name, at_s FROM retired").fetchall())
 
     def live(self, name: str) -> pa.Table:
-        return self._db.sql(f'SELECT * FROM "{name}"').to_arrow_table()  # noqa: S608 a name of ours
+        rows: pa.Table = self._db.sql(f'SELECT * FROM "{name}"').to_arrow_table()  # noqa: S608 a name of ours
+        return rows
 
     def commit(self, change: Commit) -> None:
         """One transaction: all of it or nothing."""

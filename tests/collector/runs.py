@@ -53,7 +53,8 @@ def requests(folder: str) -> Iterator[tuple[Decision, Outcome]]:
         usage = rec.get("usage") or {}
         first = rec.get("t_first_byte")
         outcome = Outcome(
-            request_id=request_id, time_s=rec["t_end"], worker=folder, status=rec["status"], error=None if rec["status"] == 200 else "upstream",
+            request_id=request_id, time_s=rec["t_end"], worker=folder, status=rec["status"],
+            error=None if rec["status"] == 200 else "upstream",
             ttft_s=None if first is None else first - rec["t_start"], e2e_s=rec["t_end"] - rec["t_start"],
             prompt_tokens=usage.get("prompt_tokens"), cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
             completion_tokens=usage.get("completion_tokens"),

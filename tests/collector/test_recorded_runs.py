@@ -50,7 +50,9 @@ def test_hits_from_events_equal_the_engines_reports_in_all_167_answers(data_dir:
 
 
 def test_hits_from_events_equal_the_expected_ones_where_nothing_was_reported(data_dir: Path) -> None:
-    silent = {f"{f}/{i}": x["predicted_cached_tokens"] for (f, i), x in expected().items() if x["status"] == 200 and x["cached_tokens"] is None}
+    silent = {
+        f"{f}/{i}": x["predicted_cached_tokens"] for (f, i), x in expected().items() if x["status"] == 200 and x["cached_tokens"] is None
+    }
     silent = {k: v for k, v in silent.items() if v is not None}
     found = dict(ask(data_dir, "SELECT request_id, event_hit_tokens FROM requests WHERE cached_tokens IS NULL AND status = 200"))
     assert len(found) == 5
@@ -59,9 +61,9 @@ def test_hits_from_events_equal_the_expected_ones_where_nothing_was_reported(dat
 
 def test_every_request_has_one_row_and_refused_ones_have_no_hit(data_dir: Path) -> None:
     total = sum(1 for folder in FOLDERS for _ in requests(folder))
-    assert ask(data_dir, "SELECT count(*), count(DISTINCT request_id), count(*) FILTER (outcome_missing OR decision_missing) FROM requests") == [
-        (total, total, 0)
-    ]
+    assert ask(
+        data_dir, "SELECT count(*), count(DISTINCT request_id), count(*) FILTER (outcome_missing OR decision_missing) FROM requests"
+    ) == [(total, total, 0)]
     assert ask(data_dir, "SELECT count(*) FROM requests WHERE status >= 400 AND event_hit_tokens IS NOT NULL") == [(0,)]
 
 
@@ -75,7 +77,7 @@ def test_peak_residency_is_the_engines_pool_and_nothing_was_unknown(data_dir: Pa
 
 
 def test_ranks_are_told_from_the_requests_own_stores(data_dir: Path) -> None:
-    want = {f"{f}/{i}": x["rank"] for (f, i), x in expected().items() if f == "d-two-dp-ranks" and x["status"] == 200}
+    want = {f"{f}/{i}": x["rank"] for (f, i), x in expected().items() if f == "d-two-dp-ranks" and x["prompt_tokens"]}
     found = dict(ask(data_dir, "SELECT request_id, rank FROM requests WHERE worker = 'd-two-dp-ranks' AND status = 200"))
     assert found == want
 
@@ -83,11 +85,13 @@ def test_ranks_are_told_from_the_requests_own_stores(data_dir: Path) -> None:
 def test_the_counts_by_worker_add_up_to_the_requests(data_dir: Path) -> None:
     by_bucket = ask(
         data_dir,
-        "SELECT sum(requests), sum(failed), sum(cached_tokens), sum(event_requests), sum(event_hit_tokens), sum(event_mismatches) FROM worker_10s",
+        "SELECT sum(requests), sum(failed), sum(cached_tokens), sum(event_requests), sum(event_hit_tokens), sum(event_mismatches) "
+        "FROM worker_10s",
     )
     by_request = ask(
         data_dir,
-        "SELECT count(*), count(*) FILTER (status >= 400), sum(cached_tokens), count(event_hit_tokens), sum(event_hit_tokens), 0 FROM requests",
+        "SELECT count(*), count(*) FILTER (status >= 400), sum(cached_tokens), count(event_hit_tokens), sum(event_hit_tokens), 0 "
+        "FROM requests",
     )
     assert by_bucket == by_request
 
