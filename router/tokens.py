@@ -26,6 +26,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from router.segments import SegmentCache
 from schemas.block_hash import U32
 from schemas.settings import SettingsError
 
@@ -40,10 +41,12 @@ class UnsupportedPrompt(ValueError):  # noqa: N818 - a value, named for what it 
 
 
 class LocalTokenizer:
-    """One model's tokenizer and chat template. Immutable; safe to use from several threads at once (encoding releases the GIL)."""
+    """One model's tokenizer and chat template. Safe to use from several threads at once (encoding releases the GIL)."""
 
     def __init__(self, tokenizer: Tokenizer, templates: Mapping[str, str], special: Mapping[str, str]) -> None:
         self._tokenizer = tokenizer
+        self._segments = SegmentCache.of(tokenizer)
+        self._adds_tokens = tokenizer.num_special_tokens_to_add(is_pair=False) > 0
         self._special = dict(special)
         env = _environment()
         self._templates = {name: env.from_string(source) for name, source in templates.items()}
@@ -122,7 +125,14 @@ class LocalTokenizer:
     def vocabulary_size(self) -> int:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
+    @property
+    def segments(self) -> SegmentCache | None:
+        """Token ids kept from earlier prompts; None: this tokenizer's pieces do not stand alone."""
+        return self._segments
+
     def _ids(self, text: str, special: bool) -> U32:
+        if self._segments is not None and not (special and self._adds_tokens):
+            return self._segments.ids(text)
         return np.array(self._tokenizer.encode(text, add_special_tokens=special).ids, dtype=np.uint32)
 
 

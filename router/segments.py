@@ -1,0 +1,101 @@
+"""Token ids of the parts of a prompt that were seen before, exactly.
+
+An agent sends the same system prompt, tools and history again at every call, and tokenizing is what costs most in a decision (29 ms at 32k
+tokens). Added tokens such as `<|im_start|>` that are not normalized are hard split points: `tokenizers` cuts the text there first, and
+normalizes, pre-tokenizes and encodes each piece by itself. So
+
+    ids(p0 T1 p1 T2 p2) = ids(p0) [T1] ids(p1) [T2] ids(p2)
+
+holds exactly, and the ids of a piece can be kept by its text. With chat templates a piece is a message.
+
+Only where that equation holds: not when such a token strips or wants word borders, nor when a pre-tokenizer treats the text's start
+specially (Metaspace's prepend_scheme `first`). `SegmentCache.of` says None there, and also when a probe text shows otherwise.
+
+Kept pieces are bounded by bytes, least recently used first out. Safe from several threads.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from schemas.block_hash import U32
+
+DEFAULT_BYTES = 64 << 20
+_OVERHEAD_BYTES = 200  # of one entry, in Python's own objects
+_PROBES = ("", " a", "a ", "\n\nb", " \t", "Ä é", "x1 2y")
+
+
+class SegmentCache:
+    def __init__(self, tokenizer: Tokenizer, splits: dict[str, int], limit_bytes: int = DEFAULT_BYTES) -> None:
+        """splits: token text -> id of the hard split points. Use `of`, which knows when they are."""
+        self._tokenizer = tokenizer
+        self._splits = {text: np.array([number], np.uint32) for text, number in splits.items()}
+        longest_first = sorted(splits, key=len, reverse=True)
+        self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+        self._limit_bytes = limit_bytes
+        self._kept: OrderedDict[str, U32] = OrderedDict()
+        self._kept_bytes = 0
+        self._lock = threading.Lock()
+        self.hits = self.misses = 0
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, limit_bytes: int = DEFAULT_BYTES) -> SegmentCache | None:
+        """A cache for this tokenizer, or None when its pieces do not stand alone."""
+        hard = {}
+        for number, token in tokenizer.get_added_tokens_decoder().items():
+            if token.normalized:
+                continue  # found inside a piece, later
+            if token.lstrip or token.rstrip or token.single_word or not token.content:
+                return None
+            hard[token.content] = int(number)
+        if not hard or '"prepend_scheme":"first"' in tokenizer.to_str().replace(" ", "")[:1_000_000]:
+            return None
+        cache = cls(tokenizer, hard, limit_bytes)
+        probe = "".join(p + t for t in hard for p in _PROBES)
+        return cache if np.array_equal(cache.ids(probe), cache.encode(probe)) else None
+
+    def ids(self, text: str) -> U32:
+        """Token ids of `text` without the tokenizer's own start and end tokens, u32, shape (n,)."""
+        parts = []
+        for piece in self._pattern.split(text):
+            if piece:
+                split = self._splits.get(piece)
+                parts.append(self._piece(piece) if split is None else split)
+        return np.concatenate(parts) if parts else np.empty(0, np.uint32)
+
+    def encode(self, text: str) -> U32:
+        """The same without the cache."""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._kept_bytes
+
+    def _piece(self, piece: str) -> U32:
+        with self._lock:
+            found = self._kept.get(piece)
+            if found is not None:
+                self._kept.move_to_end(piece)
+                self.hits += 1
+                return found
+            self.misses += 1
+        ids = self.encode(piece)
+        size = _size(piece, ids)
+        if size > self._limit_bytes // 4:
+            return ids
+        with self._lock:
+            if piece not in self._kept:
+                self._kept[piece] = ids
+                self._kept_bytes += size
+                while self._kept_bytes > self._limit_bytes:
+                    self._kept_bytes -= _size(*self._kept.popitem(last=False))
+        return ids
+
+
+def _size(piece: str, ids: U32) -> int:
+    return len(piece) * (1 if piece.isascii() else 4) + ids.nbytes + _OVERHEAD_BYTES

@@ -1,0 +1,100 @@
+import random
+import threading
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from router.segments import SegmentCache
+from tests.router.recordings import TOKENIZER
+
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+
+
+def real():
+    return Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+
+
+def made(pre_tokenizer, normalizer=None, **flags):
+    vocabulary = {c: i for i, c in enumerate(sorted({*"abcdefgh ▁Ġ<|>_imstarende\n", *pre_tokenizers.ByteLevel.alphabet()}))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token=None))
+    tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, **({"normalized": False} | flags)) for t in SPECIAL])
+    return tokenizer
+
+
+TOKENIZERS = {
+    "real": real,
+    "byte level with a space": lambda: made(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "byte level, lower case": lambda: made(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.Lowercase()),
+    "prepending normalizer": lambda: made(pre_tokenizers.Whitespace(), normalizers.Prepend("▁")),
+    "metaspace always": lambda: made(pre_tokenizers.Metaspace(prepend_scheme="always")),
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_pieces_put_together_are_the_whole(name):
+    tokenizer = TOKENIZERS[name]()
+    cache = SegmentCache.of(tokenizer, limit_bytes=20_000)
+    assert cache is not None
+    rng = random.Random(name)
+    words = [*SPECIAL, *SPECIAL, " ", "\n", "read", " the", "file<", "<|im_", "|>", "Ab", "é", "  ", "<|pad|>", "cd"]
+    for _ in range(400):
+        text = "".join(rng.choice(words) for _ in range(rng.randrange(1, 40)))
+        assert cache.ids(text).tolist() == tokenizer.encode(text, add_special_tokens=False).ids, repr(text)
+    assert cache.hits > 100
+    assert cache.kept_bytes <= 20_000
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        made(pre_tokenizers.Metaspace(prepend_scheme="first")),
+        made(pre_tokenizers.ByteLevel(add_prefix_space=False), lstrip=True),
+        made(pre_tokenizers.ByteLevel(add_prefix_space=False), single_word=True),
+        made(pre_tokenizers.ByteLevel(add_prefix_space=False), normalized=True),
+    ],
+)
+def test_where_pieces_do_not_stand_alone_there_is_no_cache(tokenizer):
+    assert SegmentCache.of(tokenizer) is None
+
+
+def test_a_piece_is_encoded_once():
+    cache = SegmentCache.of(real())
+    misses = cache.misses
+    for turn in range(1, 6):
+        cache.ids("".join(f"<|im_start|>user message {i}<|im_end|>" for i in range(turn)))
+    assert cache.misses - misses == 5
+
+
+def test_the_bound_holds_and_the_oldest_goes_first():
+    cache = SegmentCache.of(real(), limit_bytes=5_000)
+    for i in range(100):
+        cache.ids(f"<|im_start|>the function number {i} reads the file")
+        assert cache.kept_bytes <= 5_000
+    misses = cache.misses
+    cache.ids("<|im_start|>the function number 99 reads the file")
+    assert cache.misses == misses
+    cache.ids("<|im_start|>the function number 0 reads the file")
+    assert cache.misses == misses + 1
+
+
+def test_several_threads_get_the_same_ids():
+    cache, tokenizer, wrong = SegmentCache.of(real(), limit_bytes=3_000), real(), []
+
+    def work(seed):
+        rng = random.Random(seed)
+        for _ in range(200):
+            text = "".join(f"<|im_start|>turn {rng.randrange(30)} of the user<|im_end|>" for _ in range(5))
+            if not np.array_equal(cache.ids(text), tokenizer.encode(text, add_special_tokens=False).ids):
+                wrong.append(text)
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
