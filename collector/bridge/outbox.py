@@ -51,6 +51,7 @@ class Outbox:
         self._losses: dict[WorkerId, list[_Loss]] = {}
         self._needs_snapshot: set[WorkerId] = set()
         self._failures: deque[bytes] = deque()
+        self._sent_up_to: dict[WorkerId, tuple[int, int]] = {}  # (epoch, seq)
         self.waiting: Counter[WorkerId] = Counter()
         self.dropped: Counter[WorkerId] = Counter()
         self.sent = 0
@@ -94,6 +95,7 @@ class Outbox:
                 self._drop(self._pop())
                 continue
             self.sent += 1
+            self._sent_up_to[record.source] = (record.epoch, record.last_seq)
             self._pop()
         try:
             for source in list(self._losses):
@@ -151,7 +153,10 @@ class Outbox:
             rows = [(Kind.GAP, 0, 0, 0, loss.first, now_s, loss.last, 0, 0)]
             if loss.starts_epoch:  # its earlier content is unknown to readers, whatever the lost mark said
                 rows.insert(0, (Kind.EPOCH_STARTED, 0, 0, 0, loss.first, now_s, 0, 0, 0))
-            batch = KvBatch(source, loss.epoch, loss.first, loss.last, None, now_s, np.array(rows, EVENT), np.empty(0, np.uint64))
+            epoch, seq = self._sent_up_to.get(source, (loss.epoch, loss.last))
+            # a mark that comes after later batches (the writer gave an earlier one up) must not look like an old copy
+            last = max(loss.last, seq) if epoch == loss.epoch else loss.last
+            batch = KvBatch(source, loss.epoch, loss.first, last, None, now_s, np.array(rows, EVENT), np.empty(0, np.uint64))
             writer.append(self._topic, source.key, encode(batch))
             self.sent += 1
             losses.pop(0)

@@ -9,7 +9,8 @@ begins at root_hash(key, pool, lora). Blocks that cannot be named are counted (U
  - more tokens than hashes (sparse groups: masked blocks have tokens but no hash): which blocks are meant cannot be told from the event, so
    named through the map, which other groups of the same batch fill first;
  - an engine hash that is resident under another name (SGLang up to 0.5.3 hashes a page without its prefix, so equal pages at different
-   depths share one hash): the first name stays, the newcomer is unnamed, `conflicts` counts it and trust falls.
+   depths share one hash): the first name stays, the newcomer is unnamed, nothing is named as the child of such a hash any more,
+   `conflicts` counts it and trust falls.
 A block that was stored before it could be named gets its STORED row as soon as an event names it.
 
 Counting. One count for each (tier, group, engine hash): each STORED or REMOVED name is one physical copy. An announcement from the root
@@ -36,6 +37,7 @@ from schemas.block_hash import NO_EXTRA, U64, HashKey, extra_digest, hash_chain,
 from schemas.kv_events import WINDOWED, Kind, WorkerId
 
 MAX_TABLES = 64  # block sizes of one rank; engines use one to three
+MAX_AMBIGUOUS = 1 << 16  # conflicting hashes remembered; beyond it every parent of that rank counts as ambiguous
 NO_PARENT = 0
 
 
@@ -62,6 +64,7 @@ class RankState:
         self._out = builder
         self._tables: dict[int, BlockTable] = {}
         self._windowed: set[int] = set()
+        self._ambiguous: set[int] = set()
         self._digest = functools.lru_cache(maxsize=4096)(functools.partial(_digest, key))
         self._root = functools.lru_cache(maxsize=4096)(functools.partial(root_hash, key, source.pool))
         self.counters = Counters()
@@ -89,6 +92,7 @@ class RankState:
         """A new incarnation: nothing of the old one holds, not even its hashes."""
         self._tables = {}
         self._windowed = set()
+        self._ambiguous = set()
 
     def apply(self, seq: int, batch: Batch, now_s: float) -> bool:
         """Takes one engine batch in. Returns whether it cleared the cache. now_s is the events' time if the engine gives none."""
@@ -112,6 +116,7 @@ class RankState:
                 assert isinstance(event, Cleared)
                 for table in self._tables.values():
                     table.clear()
+                self._ambiguous.clear()
                 self._out.row(Kind.CLEARED, seq, time_s)
                 cleared = True
             self.peak_resident_blocks = max(self.peak_resident_blocks, self.resident_blocks)
@@ -127,6 +132,8 @@ class RankState:
 
     def _name_of(self, engine_hash: int) -> int:
         """Canonical name of a known block, else 0."""
+        if self._ambiguous and (engine_hash in self._ambiguous or len(self._ambiguous) >= MAX_AMBIGUOUS):
+            return 0
         probe = np.array([engine_hash], np.uint64)
         for table in self._tables.values():
             slot = int(table.find(probe)[0])
@@ -198,7 +205,6 @@ class RankState:
         """One by one: blocks that had copies before they had a name, and names at odds."""
         table.make_room(len(hashes))
         slots = table.insert(hashes)
-        counts = table.counts(place)
         run: list[int] = []
         run_parent = before = parent
         unnamed = 0
@@ -208,12 +214,14 @@ class RankState:
                 self._out.row(Kind.STORED, seq, time_s, np.array(run, np.uint64), place[0], place[1], run_parent, table.block_size, flags)
                 self.counters.stored_blocks += len(run)
 
-        for slot, name in zip(map(int, slots), names, strict=True):
+        for engine_hash, slot, name in zip(map(int, hashes), map(int, slots), names, strict=True):
             if table.names[slot] not in (0, name) and table.totals[slot] > 0:
                 end_run()
                 run, run_parent = [], int(name)
                 unnamed += 1
                 self.counters.conflicts += 1
+                if len(self._ambiguous) < MAX_AMBIGUOUS:
+                    self._ambiguous.add(engine_hash)
             else:
                 if table.names[slot] == 0 and table.totals[slot] > 0:
                     for (tier, group), held in table.places.items():
@@ -226,7 +234,6 @@ class RankState:
                     run_parent = before
                 run.append(int(name))
             before = int(name)
-        assert counts is table.counts(place)
         end_run()
         self._unnamed(unnamed, place, table.block_size, seq, time_s, flags)
 

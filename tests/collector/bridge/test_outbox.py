@@ -146,6 +146,18 @@ def test_records_that_the_writer_gave_up_become_a_gap_too() -> None:
     assert s.lost == [SOURCE]
 
 
+def test_a_late_gap_mark_does_not_look_like_an_old_record() -> None:
+    s = Setup()
+    (given_up,) = s.store(5)
+    s.put(*s.store(6), *s.store(7))
+    s.push()
+    s.outbox.on_failure("kv-events", SOURCE.key, given_up.value, StreamFull(1, 1))
+    s.push()
+    mark = decode(s.writer.taken[-1][1])
+    assert s.writer.rows()[-1] == ("GAP-5", 1, 5)
+    assert (mark.first_seq, mark.last_seq) == (5, 7)
+
+
 @pytest.mark.parametrize("limit", [1, 3, 10])
 def test_every_batch_is_delivered_or_inside_a_gap(limit: int) -> None:
     s = Setup(limit)

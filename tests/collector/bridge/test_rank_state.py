@@ -41,7 +41,7 @@ class Rank:
 
 
 def chain(tokens: list[int], size: int = SIZE, root: int = ROOT, extras: Any = None) -> list[int]:
-    return hash_chain(KEY, root, tokens, size, extras).tolist()
+    return [int(h) for h in hash_chain(KEY, root, tokens, size, extras)]
 
 
 A, B = list(range(100, 112)), list(range(112, 116))
@@ -201,7 +201,32 @@ def test_unchained_engine_hashes_keep_the_first_name_and_count_the_conflict() ->
         (Kind.STORED, 0, 0, names[:1], ROOT), (Kind.STORED, 0, 0, names[2:], names[1]), (Kind.UNNAMED, 0, 0, [], 1),
     ]  # fmt: skip
     assert rank.state.counters.conflicts == 1
+    assert rank.apply(stored([4], B, parent=1)) == [(Kind.UNNAMED, 0, 0, [], 1)]
+    assert rank.apply(stored([5], B, parent=3))[0][3] == chain(A[4:8] + A[:4] + A[8:] + B)[3:]
     assert rank.apply(removed([1])) == [(Kind.REMOVED, 0, 0, NAMES[:1], 0)]
+
+
+def test_the_mooncake_masters_blocks_are_counted_without_names() -> None:
+    event = {
+        "event_type": "stored", "type": "BlockStored", "block_hashes": [12345], "seq_hashes": [12345], "token_ids": None,
+        "block_size": None, "medium": "cpu", "parent_block_hash": None, "group_id": None, "lora_name": None,
+    }  # fmt: skip
+    rank = Rank()
+    assert rank.apply(event) == [(Kind.UNNAMED, Tier.CPU, 0, [], 1)]
+    assert rank.apply({"event_type": "removed", "seq_hashes": [12345], "medium": "cpu"}) == []
+    assert (rank.state.resident_blocks, rank.state.counters.unknown_removals) == (0, 0)
+
+
+def test_removals_in_a_row_become_one_row_and_stores_between_them_keep_their_place() -> None:
+    rank = Rank()
+    rank.apply(stored([1, 2, 3], A))
+    rows = rank.apply(removed([3]), removed([2]), stored([4], B), removed([1]), removed([4], medium="CPU"))
+    assert rows == [
+        (Kind.REMOVED, 0, 0, [NAMES[2], NAMES[1]], 0),
+        (Kind.STORED, 0, 0, chain(B), ROOT),
+        (Kind.REMOVED, 0, 0, NAMES[:1], 0),
+    ]
+    assert rank.state.counters.unknown_removals == 1
 
 
 def test_extra_keys_that_are_no_json_cost_only_their_event() -> None:

@@ -111,5 +111,5 @@ def test_no_token_run_appears_in_any_record() -> None:
         if ids and len(ids) > 104:
             for width in (2, 4, 8):
                 for order in ("little", "big"):
-                    run = b"".join(t.to_bytes(width, order) for t in ids[100:104])  # type: ignore[arg-type]
+                    run = b"".join(t.to_bytes(width, order) for t in ids[100:104])
                     assert run not in blob

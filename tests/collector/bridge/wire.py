@@ -18,7 +18,7 @@ SIZE = 4
 
 
 def stored(
-    hashes: Sequence[int | bytes], tokens: Sequence[Any] | None, parent: int | bytes | None = None, size: int = SIZE, **more: Any
+    hashes: Sequence[Any], tokens: Sequence[Any] | None, parent: int | bytes | None = None, size: int = SIZE, **more: Any
 ) -> dict[str, Any]:
     return {
         "type": "BlockStored", "block_hashes": list(hashes), "parent_block_hash": parent, "token_ids": tokens, "block_size": size,
@@ -26,7 +26,7 @@ def stored(
     }  # fmt: skip
 
 
-def removed(hashes: Sequence[int | bytes], **more: Any) -> dict[str, Any]:
+def removed(hashes: Sequence[Any], **more: Any) -> dict[str, Any]:
     return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": "GPU", **more}
 
 
