@@ -2,7 +2,7 @@
 
 The recording says when requests were admitted (their own prefill stores), when tokens were computed (their decode stores,
 interpolated between) and when they ended. Everything else comes from the cache: hits, evictions, what is published.
-Run c is left out here: its two preemptions can't be placed between the recorded steps closely enough.
+Run c is followed up to its preemption load: preempted steps leave no trace that places them closely enough.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _recorded_removals(batches: list[Any]) -> list[int]:
 
 @pytest.mark.parametrize(
     ("folder", "num_gpu_blocks", "answers"),
-    [("a-int-hash", 200, 43), ("b-bytes-hash", 132, 43), ("e-per-request-metrics", 132, 11)],
+    [("a-int-hash", 200, 43), ("b-bytes-hash", 132, 43), ("c-preemption", 132, 44), ("e-per-request-metrics", 132, 11)],
 )
 def test_recorded_cached_tokens_and_evictions_come_out_of_the_prefix_cache(folder: str, num_gpu_blocks: int, answers: int) -> None:
     requests, batches = read_run(folder)
@@ -89,7 +89,11 @@ def test_recorded_cached_tokens_and_evictions_come_out_of_the_prefix_cache(folde
     produced: dict[int, int] = {}
     reported: list[tuple[str, int]] = []
     computed: list[tuple[str, int]] = []
+    whole_run = True
     for _at, _order, kind, what in _timeline(folder, requests):
+        if kind == "admit" and what.note.startswith("preemption load"):
+            whole_run = False
+            break
         if kind == "reset":
             assert cache.reset() is ("true" in what["response"])
         elif kind == "admit":
@@ -113,8 +117,13 @@ def test_recorded_cached_tokens_and_evictions_come_out_of_the_prefix_cache(folde
     assert computed == reported
 
     events = cache.take_events()
-    recorded_stores = [e for _, events_, _ in batches for e in events_ if e["type"] == "BlockStored"]
+    removed, recorded_removed = [e.block_hashes[0] for e in events if isinstance(e, BlockRemoved)], _recorded_removals(batches)
     stores = [e for e in events if isinstance(e, BlockStored)]
-    assert sorted(len(e.block_hashes) for e in stores) == sorted(len(e["block_hashes"]) for e in recorded_stores)
-    assert {tuple(e.token_ids) for e in stores} == {tuple(e["token_ids"]) for e in recorded_stores}
-    assert [e.block_hashes[0] for e in events if isinstance(e, BlockRemoved)] == _recorded_removals(batches)
+    recorded_stores = [e for _, events_, _ in batches for e in events_ if e["type"] == "BlockStored"]
+    if whole_run:
+        assert removed == recorded_removed
+        assert sorted(len(e.block_hashes) for e in stores) == sorted(len(e["block_hashes"]) for e in recorded_stores)
+        assert {tuple(e.token_ids) for e in stores} == {tuple(e["token_ids"]) for e in recorded_stores}
+    else:
+        assert len(removed) > 300 and removed == recorded_removed[: len(removed)]
+        assert {tuple(e.token_ids) for e in stores} <= {tuple(e["token_ids"]) for e in recorded_stores}
