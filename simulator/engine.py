@@ -353,7 +353,9 @@ def run(settings: MockEngineSettings) -> int:
             loop.add_signal_handler(sig, stop.set)
         async with MockWorker(settings) as worker:
             print(orjson.dumps(worker.addresses()).decode(), flush=True)
-            await stop.wait()
+            stopped = asyncio.create_task(stop.wait())
+            await asyncio.wait({stopped, worker.running}, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
 
     try:
         import uvloop

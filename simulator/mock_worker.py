@@ -64,6 +64,11 @@ class MockWorker:
     def replay_ports(self) -> list[int]:
         return [r.publisher.endpoints.replay_port for r in self.engine.ranks]
 
+    @property
+    def running(self) -> asyncio.Task[None]:
+        """The engine's loops. Ends only by an error, which leaving the `async with` raises."""
+        return self._running
+
     def addresses(self) -> dict[str, Any]:
         return {"url": self.url, "http_port": self.port, "event_ports": self.event_ports, "replay_ports": self.replay_ports}
 
@@ -100,10 +105,13 @@ class MockWorker:
         with contextlib.suppress(asyncio.CancelledError):
             await self._serving
         self._running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._running
-        self._listener.close()
-        self.engine.close()
+        try:
+            await asyncio.wait({self._running})
+        finally:
+            self._listener.close()
+            self.engine.close()
+        if not self._running.cancelled() and (failure := self._running.exception()) is not None:
+            raise failure
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -202,3 +202,16 @@ def test_processes_start_on_free_ports_and_stop_on_a_signal() -> None:
     finally:
         statuses = [w.stop() for w in workers]
     assert statuses == [0, 0]
+
+
+async def test_a_broken_engine_loop_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ExceptionGroup) as raised:
+        async with MockWorker(settings()) as worker:
+            monkeypatch.setattr(worker.engine.ranks[0].scheduler, "schedule", lambda: 1 / 0)
+            async with aiohttp.ClientSession() as http:
+                request = asyncio.create_task(post(http, worker, "/v1/chat/completions", chat("x")))
+                await asyncio.wait({worker.running}, timeout=5)
+                assert worker.running.done()
+                request.cancel()
+                await asyncio.wait({request})
+    assert raised.group_contains(ZeroDivisionError)
