@@ -5,6 +5,8 @@
     /healthz  /readyz  /metrics             alive; able to do its job; for Prometheus
     anything else                           proxy.pass_through    to a worker by load
 
+On a second, loopback port: admin.py.
+
 Start: settings, fleet, key and tokenizers are checked before the port is taken. End (SIGTERM, SIGINT): no new connections, requests on
 their way may end within `drain_s`, what is left is cancelled; then records are flushed, then exit 0.
 """
@@ -27,6 +29,7 @@ import aiohttp
 import uvicorn
 import uvloop
 
+from router.admin import Admin
 from router.asgi import Receive, Scope, Send, respond, respond_json
 from router.feed import Feed, FeedSink
 from router.metrics import RouterMetrics, StateCollector
@@ -57,22 +60,29 @@ def run(settings: RouterSettings) -> int:
         stream = open_stream(settings.stream)
     except BadStreamUrl as e:
         raise SettingsError(f"setting `stream`: {e}") from e
-    with stream, listen(settings.host, settings.port) as listener:
+    with (
+        stream,
+        listen(settings.host, settings.port, "port") as listener,
+        listen("127.0.0.1", settings.admin_port, "admin_port") as admin_listener,
+    ):
         router = Router(settings, fleet, tokenizers, stream)
-        uvloop.run(_serve(router, listener))
+        uvloop.run(_serve(router, listener, admin_listener))
         router.close()
     return 0
 
 
 @contextlib.contextmanager
-def listen(host: str, port: int) -> Iterator[socket.socket]:
+def listen(host: str, port: int, setting: str) -> Iterator[socket.socket]:
     """A listening socket. Raises SettingsError that says what to do when the port is taken or the address is not ours."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as e:
         if e.errno == errno.EADDRINUSE:
-            raise SettingsError(f"setting `port`: {host}:{port} is in use; stop what listens there, or choose another with --port") from e
+            flag = "--" + setting.replace("_", "-")
+            raise SettingsError(
+                f"setting `{setting}`: {host}:{port} is in use; stop what listens there, or choose another with {flag}"
+            ) from e
         raise SettingsError(f"setting `host`: cannot listen on {host}:{port}: {e.strerror or e}") from e
     with listener:
         yield listener
@@ -93,14 +103,33 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
 
-async def _serve(router: Router, listener: socket.socket) -> None:
+class _AdminServer(uvicorn.Server):
+    """Leaves the signals to the main server, and ends after it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(router: Router, listener: socket.socket, admin_listener: socket.socket) -> None:
     await router.start()
+    admin = _AdminServer(router.uvicorn_config(Admin(router.pools)))
+    administering = asyncio.create_task(admin.serve(sockets=[admin_listener]))
     try:
-        host, port = listener.getsockname()[:2]
-        log.info("routing on http://%s:%d (%s)", host, port, router.summary())
-        await _Server(router.uvicorn_config()).serve(sockets=[listener])
+        at, admin_at = (_url(x) for x in (listener, admin_listener))
+        log.info("routing on %s, admin on %s (%s)", at, admin_at, router.summary())
+        serving = asyncio.create_task(_Server(router.uvicorn_config(router)).serve(sockets=[listener]))
+        print(f"READY router={at} admin={admin_at}", flush=True)  # the socket listens already: connections wait in its backlog
+        await serving
     finally:
+        admin.should_exit = True
+        await administering
         await router.stop()
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class Router:
@@ -139,9 +168,9 @@ class Router:
         parts = (f"{p.name}: {len(p.targets)} targets, tokens by {'tokenizer' if p.tokenizer else 'engine'}" for p in self.pools)
         return f"policy {self.settings.policy}; " + "; ".join(parts)
 
-    def uvicorn_config(self) -> uvicorn.Config:
+    def uvicorn_config(self, application: Router | Admin) -> uvicorn.Config:
         return uvicorn.Config(
-            self, loop="none", http="httptools", ws="none", lifespan="off", interface="asgi3", log_config=None, access_log=False,
+            application, loop="none", http="httptools", ws="none", lifespan="off", interface="asgi3", log_config=None, access_log=False,
             server_header=False, date_header=False, proxy_headers=False, timeout_keep_alive=75, backlog=2048,
             timeout_graceful_shutdown=max(1, round(self.settings.drain_s)),
         )  # fmt: skip

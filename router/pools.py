@@ -17,17 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from router.index import BLIND, DEGRADED, TRUST_CODES, PrefixIndex, Slot
+from router.index import BLIND, DEGRADED, PrefixIndex, Slot
 from router.policy import POLICIES, Choice, Coefficients, Policy, Situation, Terms, most_cached_tokens, terms
 from router.tokens import LocalTokenizer
 from router.workers import Health, PoolLoad, Target, targets_of
 from schemas.block_hash import U64, HashKey, hash_chain, root_hash, salted_extras
 from schemas.fleet import Fleet
 from schemas.kv_events import WorkerId
-from schemas.requests import Candidate
 from schemas.workers import WorkerLoad
 
-RECORDED_CANDIDATES = 8
 _BYTES_A_TOKEN = 4
 """To guess a prompt's length from its body when nobody tokenizes it."""
 
@@ -138,31 +136,6 @@ class Decided:
             return None
         return float(self.terms.cost_s[others].min() - self.terms.cost_s[self.target.number])
 
-    def candidates(self) -> tuple[Candidate, ...]:
-        """The chosen worker and the best others. Positions of the index are those of now: call at once."""
-        has_cost = self.choice.score is not None
-        out = []
-        for i in self.ranking()[:RECORDED_CANDIDATES]:
-            target, slot = self.pool.targets[i], self.pool.slots_of(int(i))[0]
-            out.append(
-                Candidate.model_construct(
-                    worker=target.worker,
-                    rank=target.rank,
-                    overlap_tokens=int(self.now.held[i]),
-                    overlap_gpu_tokens=int(self.now.gpu[i]),
-                    speculative_tokens=int(self.now.expected[i] - self.now.held[i]),
-                    queue_s=float(self.terms.queue_s[i]),
-                    prefill_s=float(self.terms.prefill_s[i]),
-                    decode_s=float(self.terms.decode_s[i]),
-                    cost_s=float(self.terms.cost_s[i]) if has_cost else None,
-                    epoch=slot.epoch,
-                    seq=slot.seq,
-                    trust=TRUST_CODES[self.now.trust[i]],
-                    in_flight=int(self.now.in_flight[i]),
-                )
-            )
-        return tuple(out)
-
 
 @dataclass(frozen=True, slots=True)
 class TrustRules:
@@ -204,6 +177,10 @@ class Pools:
     def knows(self, source: WorkerId) -> bool:
         """Whether the fleet file has this worker and rank."""
         return source in self._sources
+
+    def set_policy(self, pool: str, policy: str) -> None:
+        """From the next decision on. Raises KeyError for a pool or policy that there is not."""
+        self.by_name[pool].policy = POLICIES[policy](self._coefficients)
 
     def for_model(self, model: str | None) -> tuple[PoolState, str | None] | None:
         """The pool that serves a model name, and the LoRA adapter that the name means there, or None.

@@ -18,6 +18,7 @@ class RouterSettings(Settings):
 
     host: str = Field("127.0.0.1", description="address to listen on; loopback unless told otherwise")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    admin_port: int = Field(8081, ge=0, le=65535, description="loopback port of the admin endpoints; 0 takes a free one")
     fleet: Path = Field(Path("fleet.toml"), description="fleet file: pools and workers (form: schemas/fleet.py)")
     router_name: str = Field("router", min_length=1, max_length=200, description="name of this replica in decisions")
     policy: str = Field("cost", description=f"who takes a request: {', '.join(POLICIES)}")

@@ -86,15 +86,15 @@ class Running:
         """All decisions and outcomes on the stream, validated, once there are so many outcomes."""
 
         def read() -> tuple[list[Decision], list[Outcome]] | None:
-            found = [Outcome.model_validate_json(v) for v in self._values(OUTCOMES)]
+            found = [Outcome.model_validate_json(v) for v in self.values(OUTCOMES)]
             if len(found) < outcomes:
                 return None
-            return [Decision.model_validate_json(v) for v in self._values(DECISIONS)], found
+            return [Decision.model_validate_json(v) for v in self.values(DECISIONS)], found
 
         result: tuple[list[Decision], list[Outcome]] = await until(read)
         return result
 
-    def _values(self, topic: str) -> list[bytes]:
+    def values(self, topic: str) -> list[bytes]:
         with self.hub.open("test") as stream:
             stream.ensure_topics(topic_specs())
             reader = stream.reader()
@@ -117,10 +117,10 @@ async def running(
     fleet = Fleet(pools=(Pool(name="tiny"),), workers=tuple(Worker(pool="tiny", name=e.name, url=e.url) for e in engines))
     given = RouterSettings(hash_key=KEY_HEX, seed=1, port=0, probe_every_s=0.05, drain_s=2, **settings)
     tokenizers = {"tiny": LocalTokenizer.from_dir(TOKENIZER)} if tokenizer else {}
-    with open_stream("memory://test", memory=hub) as stream, listen("127.0.0.1", 0) as listener:
+    with open_stream("memory://test", memory=hub) as stream, listen("127.0.0.1", 0, "port") as listener:
         router = Router(given, fleet, tokenizers, stream)
         await router.start()
-        server = _Server(router.uvicorn_config())
+        server = _Server(router.uvicorn_config(router))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as client:
             try:

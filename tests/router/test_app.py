@@ -40,7 +40,7 @@ def test_a_port_in_use_says_what_to_do(tmp_path):
 
 
 def test_a_foreign_address_names_the_setting():
-    with pytest.raises(SettingsError, match="`host`"), listen("192.0.2.1", 0):
+    with pytest.raises(SettingsError, match="`host`"), listen("192.0.2.1", 0, "port"):
         pass
 
 

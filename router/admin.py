@@ -1,0 +1,56 @@
+"""The router's admin endpoints, on a loopback port of their own, so that whoever may send requests may not change how they are routed.
+
+GET  /policy                       {"pools": {"coder": "cost", ...}, "known": ["cost", ...]}
+POST /policy  {"policy": "...", "pool": "..."}   changes it from the next request on; without a pool, everywhere
+"""
+
+from __future__ import annotations
+
+import logging
+
+import orjson
+
+from router.asgi import BodyTooLarge, ClientLeft, Receive, Scope, Send, error_object, read_body, respond_json
+from router.policy import POLICIES
+from router.pools import Pools
+
+log = logging.getLogger(__name__)
+
+_MAX_BODY_BYTES = 64 << 10
+
+
+class Admin:
+    """An ASGI application over the router's own state."""
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        if scope["path"] != "/policy" or scope["method"] not in ("GET", "POST"):
+            await respond_json(send, 404, error_object(404, "there are GET /policy and POST /policy"))
+            return
+        if scope["method"] == "POST":
+            try:
+                self._change(orjson.loads(await read_body(receive, _MAX_BODY_BYTES)))
+            except ClientLeft:
+                return
+            except BodyTooLarge:
+                await respond_json(send, 413, error_object(413, f"the body is over {_MAX_BODY_BYTES} bytes"))
+                return
+            except ValueError as e:
+                await respond_json(send, 400, error_object(400, str(e)))
+                return
+        await respond_json(send, 200, {"pools": {p.name: p.policy.name for p in self._pools}, "known": sorted(POLICIES)})
+
+    def _change(self, asked: object) -> None:
+        """Raises ValueError that says what would be right."""
+        if not isinstance(asked, dict) or asked.get("policy") not in POLICIES:
+            raise ValueError(f"the body must be {{'policy': one of {', '.join(POLICIES)}}}, and may name a 'pool'")
+        pool = asked.get("pool")
+        if pool is not None and pool not in self._pools.by_name:
+            raise ValueError(f"there is no pool {pool!r}; there are {', '.join(self._pools.by_name)}")
+        for name in self._pools.by_name if pool is None else (pool,):
+            log.info("pool %s: the policy is now %s", name, asked["policy"])
+            self._pools.set_policy(name, asked["policy"])

@@ -1,0 +1,61 @@
+"""The admin endpoints: the policy is told and changed, and wrong bodies say what would be right."""
+
+import random
+
+import orjson
+import pytest
+
+from router.admin import Admin
+from router.policy import Coefficients
+from router.pools import Pools, TrustRules
+from schemas.block_hash import HashKey
+from schemas.fleet import Fleet
+
+
+@pytest.fixture
+def pools():
+    fleet = Fleet.model_validate(
+        {"pools": [{"name": "a"}, {"name": "b"}], "workers": [{"pool": p, "url": f"http://127.0.0.1:{n}"} for p, n in (("a", 1), ("b", 2))]}
+    )
+    return Pools(fleet, {}, "cost", Coefficients(), HashKey(1, 2), TrustRules(10, 60), random.Random(0))
+
+
+async def call(pools, method, path, body=b""):
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    await Admin(pools)({"type": "http", "method": method, "path": path}, receive, send)
+    return sent[0]["status"], orjson.loads(sent[1]["body"])
+
+
+async def test_the_policy_changes_in_one_pool_or_in_all(pools):
+    assert (await call(pools, "GET", "/policy"))[1]["pools"] == {"a": "cost", "b": "cost"}
+    await call(pools, "POST", "/policy", b'{"policy": "round_robin", "pool": "b"}')
+    assert (await call(pools, "GET", "/policy"))[1]["pools"] == {"a": "cost", "b": "round_robin"}
+    status, content = await call(pools, "POST", "/policy", b'{"policy": "random"}')
+    assert status == 200
+    assert content["pools"] == {"a": "random", "b": "random"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "says"),
+    [
+        ("POST", "/policy", b"{", 400, "unexpected end"),
+        ("POST", "/policy", b"[]", 400, "round_robin"),
+        ("POST", "/policy", b'{"policy": "best"}', 400, "one of"),
+        ("POST", "/policy", b'{"policy": "cost", "pool": "c"}', 400, "there are a, b"),
+        ("POST", "/policy", b" " * 70_000, 413, "over 65536 bytes"),
+        ("DELETE", "/policy", b"", 404, "GET /policy"),
+        ("GET", "/secrets", b"", 404, "GET /policy"),
+    ],
+)
+async def test_what_is_wrong_is_said_and_changes_nothing(pools, method, path, body, status, says):
+    got, content = await call(pools, method, path, body)
+    assert got == status
+    assert says in content["error"]["message"]
+    assert {p.policy.name for p in pools} == {"cost"}
