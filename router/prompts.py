@@ -1,8 +1,9 @@
 """From a request body to a Prompt: token ids by the pool's own tokenizer, by the engine's /tokenize, or not at all.
 
-Tokenizing takes milliseconds for long prompts (29 ms at 32k tokens), so anything longer than `INLINE_CHARACTERS` runs in a thread: the
-tokenizer releases the GIL, and the event loop goes on relaying. What cannot be told exactly (images, a template of the client's own,
-several prompts in one request, truncation) is source `none`: the request is routed by load alone, and its decision says so.
+Tokenizing takes milliseconds for long prompts (29 ms at 32k tokens), so when more than `INLINE_CHARACTERS` have not been seen before
+it runs in a thread: the tokenizer releases the GIL, and the event loop goes on relaying. What was seen before costs no thread. What
+cannot be told exactly (images, a template of the client's own, several prompts in one request, truncation) is source `none`: the
+request is routed by load alone, and its decision says so.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class PromptReader:
         """Never raises for what a client sent: an unreadable prompt is an unknown one."""
         started = time.perf_counter()
         try:
-            found = await self._ids(pool, body, body_bytes)
+            found = await self._ids(pool, body)
         except (UnsupportedPrompt, TypeError, AttributeError) as e:  # the latter two: fields of a wrong type, for the engine to refuse
             log.debug("prompt not tokenized: %s", e)
             found = None
@@ -60,7 +61,7 @@ class PromptReader:
         chain = pool.chain(ids, lora, salt if isinstance(salt, str) else None)
         return Prompt(source, len(ids), len(ids), chain, pool.block_size, lora, tokenize_us)
 
-    async def _ids(self, pool: PoolState, body: Body, body_bytes: int) -> tuple[str, U32] | None:
+    async def _ids(self, pool: PoolState, body: Body) -> tuple[str, U32] | None:
         given = _given_ids(body.get("prompt"))
         if given is not None:
             return "exact", given
@@ -69,10 +70,12 @@ class PromptReader:
         if pool.tokenizer is None:
             ids = await self._engine_ids(pool, body)
             return None if ids is None else ("engine", ids)
-        if body_bytes <= INLINE_CHARACTERS:
-            return "exact", local_ids(pool.tokenizer, body)
-        loop = asyncio.get_running_loop()
-        return "exact", await loop.run_in_executor(self._threads, local_ids, pool.tokenizer, body)
+        text, special = local_text(pool.tokenizer, body)
+        ids = pool.tokenizer.ids_if_quick(text, special, INLINE_CHARACTERS)
+        if ids is None:
+            loop = asyncio.get_running_loop()
+            ids = await loop.run_in_executor(self._threads, pool.tokenizer.ids, text, special)
+        return "exact", ids
 
     async def _engine_ids(self, pool: PoolState, body: Body) -> U32 | None:
         """vLLM's /tokenize of the least loaded worker that is up."""
@@ -96,21 +99,25 @@ class PromptReader:
             return None
 
 
-def local_ids(tokenizer: LocalTokenizer, body: Body) -> U32:
-    """Token ids of a chat or text request as the engine computes them. Raises UnsupportedPrompt."""
+def local_text(tokenizer: LocalTokenizer, body: Body) -> tuple[str, bool]:
+    """The final text of a chat or text request, and whether the tokenizer adds its own tokens. Raises UnsupportedPrompt."""
     if "messages" in body:
+        if body.get("add_special_tokens"):
+            raise UnsupportedPrompt("add_special_tokens with a chat template")
         extra = dict(body.get("chat_template_kwargs") or {})
         for field in ("documents", "reasoning_effort"):
             if body.get(field) is not None:
                 extra.setdefault(field, body[field])
-        ids = tokenizer.chat(body["messages"], body.get("tools"), body.get("add_generation_prompt", True) is not False, **extra)
-        if body.get("add_special_tokens"):
-            raise UnsupportedPrompt("add_special_tokens with a chat template")
-        return ids
+        return tokenizer.render(body["messages"], body.get("tools"), body.get("add_generation_prompt", True) is not False, **extra), False
     prompt = body.get("prompt")
     if not isinstance(prompt, str):
         raise UnsupportedPrompt("neither messages nor a prompt")
-    return tokenizer.text(prompt, body.get("add_special_tokens", True) is not False)
+    return prompt, body.get("add_special_tokens", True) is not False
+
+
+def local_ids(tokenizer: LocalTokenizer, body: Body) -> U32:
+    """Token ids of a chat or text request as the engine computes them. Raises UnsupportedPrompt."""
+    return tokenizer.ids(*local_text(tokenizer, body))
 
 
 def _given_ids(prompt: object) -> U32 | None:

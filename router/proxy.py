@@ -42,10 +42,11 @@ from router.metrics import RouterMetrics
 from router.pools import Decided, Pools, PoolState, Prompt
 from router.prompts import PromptReader
 from router.recorder import Recorder
+from router.records import decision_fields, decision_json, outcome_json
 from router.settings import RouterSettings
 from router.usage import StreamTail, Usage, WholeAnswer
 from router.workers import Flight
-from schemas.requests import Attempt, Decision, Outcome, pack_hashes
+from schemas.requests import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Exchange:
     usage: Usage = field(default_factory=Usage)
     response_bytes: int = 0
     answering: bool = False  # the client has got the head of an answer
-    decision: Decision | None = None  # of the newest dispatch, until it is recorded
+    decision: dict[str, Any] | None = None  # fields of the newest dispatch's, until it is recorded
 
 
 class UpstreamTrouble(Exception):  # noqa: N818 - a value, named for what it is
@@ -236,7 +237,7 @@ class Proxy:
         pool, target = decided.pool, decided.target
         now_s = time.monotonic()
         if recorded:
-            exchange.decision = self._decision(exchange, decided, prompt)
+            exchange.decision = decision_fields(exchange, decided, prompt, self._settings.router_name)
             self._metrics.decided(decided, prompt)
         tickets = self._pools.expect(decided, prompt, self._settings.expect_ttl_s, now_s)
         flight = pool.load.admit(target.number, decided.prefill_s, exchange.stream is True, now_s)
@@ -333,76 +334,16 @@ class Proxy:
             return body
         return orjson.dumps({**content, "stream_options": {**(options if isinstance(options, dict) else {}), "include_usage": True}})
 
-    def _decision(self, exchange: Exchange, decided: Decided, prompt: Prompt) -> Decision:
-        """Built from our own values, so not validated again; tests hold it against the schema."""
-        now, target = decided.now, decided.target
-        slot = decided.pool.slots_of(target.number)[0]
-        wall_s = time.time()
-        best = int(now.held.argmax()) if prompt.chain is not None else None
-        return Decision.model_construct(
-            request_id=exchange.request_id,
-            time_s=wall_s,
-            router=self._settings.router_name,
-            pool=decided.pool.name,
-            model=exchange.model,
-            path=exchange.path[:_MAX_NAME],
-            route=exchange.route,
-            tenant=exchange.tenant,
-            session_id=exchange.session_id,
-            stream=exchange.stream,
-            policy=decided.pool.policy.name,
-            policy_version=decided.pool.policy.version,
-            token_source=prompt.source,  # type: ignore[arg-type]  # one of the three that prompts.py gives
-            prompt_tokens=prompt.tokens,
-            block_size=prompt.block_size,
-            lora=prompt.lora,
-            chain=None if prompt.chain is None else pack_hashes(prompt.chain),
-            worker=target.worker,
-            rank=target.rank,
-            candidates=decided.candidates(),
-            workers_considered=int(now.allowed.sum()),
-            best_overlap_worker=decided.pool.targets[best].worker if best is not None and now.held[best] > 0 else None,
-            best_overlap_tokens=int(now.held[best]) if best is not None else None,
-            margin_s=decided.margin_s(),
-            index_lag_s=None if slot.newest_s is None else max(0.0, wall_s - slot.newest_s),
-            decide_us=decided.decide_us,
-            tokenize_us=prompt.tokenize_us,
-            attempts=tuple(exchange.attempts),
-        )
-
     def _record_decision(self, exchange: Exchange) -> None:
         decision, exchange.decision = exchange.decision, None
         if decision is not None:
-            self._recorder.decision(decision)
+            self._recorder.decision(exchange.request_id, decision_json(decision, exchange.attempts))
 
     def _record_outcome(self, exchange: Exchange, pool: PoolState) -> None:
-        if exchange.decision is not None:  # its bytes never went out: nobody could be reached, or the client left first
-            exchange.decision = exchange.decision.model_copy(update={"attempts": tuple(exchange.attempts)})
-            self._record_decision(exchange)
-        now_s, usage = time.monotonic(), exchange.usage
+        self._record_decision(exchange)  # if its bytes never went out: nobody could be reached, or the client left first
         self._metrics.ended(pool.name, exchange.worker, exchange.status)
-        self._metrics.reported(pool.name, usage.prompt_tokens, usage.cached_tokens)
-        self._recorder.outcome(
-            Outcome.model_construct(
-                request_id=exchange.request_id,
-                time_s=time.time(),
-                worker=exchange.worker,
-                rank=exchange.rank,
-                status=exchange.status,
-                error=exchange.error,
-                ttft_s=exchange.ttft_s,
-                e2e_s=None if exchange.dispatched_s is None else now_s - exchange.dispatched_s,
-                prompt_tokens=usage.prompt_tokens,
-                cached_tokens=usage.cached_tokens,
-                created_tokens=usage.created_tokens,
-                completion_tokens=usage.completion_tokens,
-                engine_queue_s=usage.engine_queue_s,
-                engine_ttft_s=usage.engine_ttft_s,
-                request_bytes=len(exchange.body),
-                response_bytes=exchange.response_bytes,
-                retries=len(exchange.attempts) if exchange.answering else max(0, len(exchange.attempts) - 1),
-            )
-        )
+        self._metrics.reported(pool.name, exchange.usage.prompt_tokens, exchange.usage.cached_tokens)
+        self._recorder.outcome(exchange.request_id, outcome_json(exchange, time.monotonic()))
 
 
 def request_id_of(scope: Scope) -> str:

@@ -61,8 +61,22 @@ class SegmentCache:
 
     def ids(self, text: str) -> U32:
         """Token ids of `text` without the tokenizer's own start and end tokens, u32, shape (n,)."""
+        return self._join(self._pattern.split(text))
+
+    def ids_if_seen(self, text: str, new_characters: int) -> U32 | None:
+        """The same, or None when more than so many characters are in pieces not kept: then it takes a while."""
+        pieces = self._pattern.split(text)
+        new = 0
+        for piece in pieces:
+            if piece not in self._kept and piece not in self._splits:
+                new += len(piece)
+                if new > new_characters:
+                    return None
+        return self._join(pieces)
+
+    def _join(self, pieces: list[str]) -> U32:
         parts = []
-        for piece in self._pattern.split(text):
+        for piece in pieces:
             if piece:
                 split = self._splits.get(piece)
                 parts.append(self._piece(piece) if split is None else split)

@@ -117,6 +117,18 @@ class LocalTokenizer:
         """Token ids of a plain prompt, u32, shape (n,), with the tokenizer's own beginning-of-text token if it has one."""
         return self._ids(prompt, special=add_special_tokens)
 
+    def ids(self, text: str, add_special_tokens: bool) -> U32:
+        """Token ids of a prompt's final text, u32, shape (n,)."""
+        return self._ids(text, add_special_tokens)
+
+    def ids_if_quick(self, text: str, add_special_tokens: bool, new_characters: int) -> U32 | None:
+        """The same if at most so many characters have to be tokenized anew; else None."""
+        if len(text) <= new_characters:
+            return self._ids(text, add_special_tokens)
+        if self._segments is None or (add_special_tokens and self._adds_tokens):
+            return None
+        return self._segments.ids_if_seen(text, new_characters)
+
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         """The text of these ids, special tokens included."""
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))

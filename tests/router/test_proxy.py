@@ -10,7 +10,8 @@ from yarl import URL
 
 from schemas.block_hash import hash_chain, root_hash, salted_extras
 from schemas.kv_events import Kind
-from schemas.requests import unpack_hashes
+from schemas.requests import Candidate, Decision, Outcome, unpack_hashes
+from schemas.topics import DECISIONS, OUTCOMES
 from schemas.workers import Trust
 from tests.router.fake_engine import FakeEngine, answer_chunks
 from tests.router.running import BLOCK, KEY, running, until
@@ -144,6 +145,16 @@ async def test_decision_and_outcome_tell_the_whole_story():
         assert (o.request_id, o.worker, o.status, o.error, o.ttft_s, o.cached_tokens, o.retries) == ("r-9", "w2", 200, None, None, 64, 0)
         assert o.request_bytes > 100
         assert o.e2e_s > 0
+
+
+async def test_records_name_every_field_of_their_contract():
+    async with fleet() as (r, _):
+        await r.hold("w2", r.chain(PROMPT))
+        await r.post(BODY)
+        await r.records()
+        (d,), (o,) = (list(map(json.loads, r.values(topic))) for topic in (DECISIONS, OUTCOMES))
+        assert (set(d), set(o)) == (set(Decision.model_fields), set(Outcome.model_fields))
+        assert {frozenset(c) for c in d["candidates"]} == {frozenset(Candidate.model_fields)}
 
 
 @pytest.mark.parametrize("given", [{}, {"cache_salt": "s"}, {"model": "an-adapter"}])

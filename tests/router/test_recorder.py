@@ -7,7 +7,7 @@ from schemas.topics import OUTCOMES, topic_specs
 
 
 def outcome(i):
-    return Outcome(request_id=f"r{i}", time_s=1.0, status=200)
+    return f"r{i}", Outcome(request_id=f"r{i}", time_s=1.0, status=200).model_dump_json().encode()
 
 
 def written(hub):
@@ -27,7 +27,7 @@ def test_records_wait_for_the_stream_within_the_bound_and_the_rest_is_counted():
         recorder.start()
         started_s = time.monotonic()
         for i in range(15):
-            recorder.outcome(outcome(i))
+            recorder.outcome(*outcome(i))
         assert time.monotonic() - started_s < 1.0
         assert (recorder.waiting, recorder.dropped) == (10, 5)
         assert recorder.trouble
@@ -46,7 +46,7 @@ def test_closing_delivers_what_waits():
         recorder = Recorder(stream, topic_specs(), "", capacity=1000)
         recorder.start()
         for i in range(500):
-            recorder.outcome(outcome(i))
+            recorder.outcome(*outcome(i))
         recorder.close(5.0)
         assert (recorder.waiting, recorder.dropped, recorder.recorded) == (0, 0, 500)
     assert len(written(hub)) == 500
@@ -58,9 +58,9 @@ def test_closing_while_the_stream_is_away_ends_in_time_and_counts_the_loss():
     with hub.open("s") as stream:
         recorder = Recorder(stream, topic_specs(), "", capacity=10)
         recorder.start()
-        recorder.outcome(outcome(1))
+        recorder.outcome(*outcome(1))
         started_s = time.monotonic()
         recorder.close(0.2)
         assert time.monotonic() - started_s < 3
-        recorder.outcome(outcome(2))
+        recorder.outcome(*outcome(2))
         assert recorder.dropped == 2

@@ -32,6 +32,18 @@ def test_decode_gives_the_text_back(tokenizer):
     assert tokenizer.decode(tokenizer.text(text)) == text
 
 
+def test_only_a_prompt_with_little_new_text_is_quick():
+    tokenizer = LocalTokenizer.from_dir(TOKENIZER)
+    text = tokenizer.render([{"role": "user", "content": "read the file " * 500}])
+    assert tokenizer.ids_if_quick(text, False, new_characters=100) is None
+    whole = tokenizer.ids(text, False)
+    assert tokenizer.ids_if_quick(text + "<|im_start|>more", False, new_characters=100).tolist() == [
+        *whole,
+        *tokenizer.ids("<|im_start|>more", False),
+    ]
+    assert tokenizer.ids_if_quick("short", True, new_characters=100).tolist() == tokenizer.text("short").tolist()
+
+
 def test_parts_and_plain_text_are_the_same_prompt(tokenizer):
     plain = tokenizer.chat([{"role": "user", "content": "run the test"}])
     parts = tokenizer.chat([{"role": "user", "content": [{"type": "text", "text": "run the test"}]}])
