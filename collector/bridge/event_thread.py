@@ -131,6 +131,7 @@ class EventThread:
         for link in self._links.values():
             try:
                 more |= link.read_live(self._clock)
+                link.watch_connection(time.monotonic())
                 more |= link.tend_replay(time.monotonic(), self._clock)
             except Exception as e:  # one rank's trouble costs only that rank
                 link.feed.trust = Trust.DEGRADED

@@ -85,6 +85,10 @@ class RankFeed:
         self._do(self.sequence.replay(*answer), now_s)
         return False
 
+    def connected(self) -> None:
+        """The live socket is connected, for the first time or again."""
+        self.sequence.verify()
+
     def replay_began(self) -> None:
         self.sequence.round_began()
 

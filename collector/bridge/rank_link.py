@@ -1,8 +1,9 @@
 """The sockets of one rank: a SUB for live events and, while something is missing, a DEALER that asks for a replay.
 
-ZeroMQ reconnects the SUB by itself when the engine comes back. Each replay round has a DEALER of its own, closed at its end, so that a late
-answer of one round can never be taken for the next one's. A round ends with the end marker or after silence, since engines lose the marker.
-One thread owns a link.
+ZeroMQ reconnects the SUB by itself when the engine comes back. A monitor tells of every connection, and a short replay then makes sure that
+the engine is the one of before and that nothing was missed while the SUB was away. Each replay round has a DEALER of its own, closed at its
+end, so that a late answer of one round can never be taken for the next one's. A round ends with the end marker or after silence, since
+engines lose the marker. One thread owns a link.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ DRAIN_MESSAGES = 256  # of one socket in a row, so that one busy rank does not s
 ROUND_MAX_S = 120.0
 PAUSE_MIN_S = 0.02
 PAUSE_MAX_S = 5.0
+SETTLE_S = 0.1  # from a connection until the engine surely knows of our subscription
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class RankLink:
         self._round: _Round | None = None
         self._next_round_s = 0.0
         self._pause_s = PAUSE_MIN_S
-        self.sub = _subscribe(context, events, times.receive_high_water)
+        self.connections = 0
+        self.sub, self._monitor = _subscribe(context, events, times.receive_high_water)
 
     def __repr__(self) -> str:
         return f"RankLink({self.feed.source}, {self.events}, replay {self.replay})"
@@ -59,7 +62,8 @@ class RankLink:
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """Those that may have something to read."""
-        return [self.sub] if self._round is None else [self.sub, self._round.socket]
+        always = [self.sub, self._monitor]
+        return always if self._round is None else [*always, self._round.socket]
 
     @property
     def busy(self) -> bool:
@@ -76,6 +80,17 @@ class RankLink:
                 return False
             on_live(frames, clock())
         return True
+
+    def watch_connection(self, monotonic_s: float) -> None:
+        """Reads the monitor: a connection made is a reason to verify."""
+        while True:
+            try:
+                self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self.connections += 1
+            self.feed.connected()
+            self._next_round_s = max(self._next_round_s, monotonic_s + SETTLE_S)
 
     def tend_replay(self, monotonic_s: float, clock: Callable[[], float]) -> bool:
         """Begins, continues or ends a replay round. Returns whether more answers may wait."""
@@ -121,10 +136,13 @@ class RankLink:
         if self._round is not None:
             self._round.socket.close(linger=0)
             self._round = None
+        self.sub.disable_monitor()
+        self._monitor.close(linger=0)
         self.sub.close(linger=0)
 
 
-def _subscribe(context: zmq.Context[zmq.Socket[bytes]], address: str, high_water: int) -> zmq.Socket[bytes]:
+def _subscribe(context: zmq.Context[zmq.Socket[bytes]], address: str, high_water: int) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """The socket, and the monitor that gets a message for each connection that is ready."""
     socket = context.socket(zmq.SUB)
     socket.set_hwm(high_water)
     for option, value in (
@@ -135,19 +153,22 @@ def _subscribe(context: zmq.Context[zmq.Socket[bytes]], address: str, high_water
         (zmq.TCP_KEEPALIVE_INTVL, 10),
         (zmq.TCP_KEEPALIVE_CNT, 3),
         (zmq.RECONNECT_IVL, 100),
-        (zmq.RECONNECT_IVL_MAX, 2000),
+        (zmq.RECONNECT_IVL_MAX, 500),
     ):
         socket.setsockopt(option, value)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
+    monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
     try:
         if "*" in address:
             socket.bind(address)  # engines given a concrete address connect to it instead of binding their own
         else:
             socket.connect(address)
     except zmq.ZMQError:
+        socket.disable_monitor()
+        monitor.close(linger=0)
         socket.close(linger=0)
         raise
-    return socket
+    return socket, monitor
 
 
 def _dealer(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:

@@ -10,6 +10,8 @@ The sequence starts at 0 in every engine process and grows by one a batch, and n
  - a live step back is a restart, unless the very same content was seen under that number (a late copy);
  - a jump may hide a restart (we were disconnected while a new process overtook the old number). A replay is therefore asked from one batch
    before the hole: if that one's content is not what we applied, the process is another one: restart;
+ - after every connection (`verify`) the same question is asked although nothing is missing: an engine that was restarted and then idles, or
+   whose first batches went out before we were connected again, shows that it has nothing under our number, or something else;
  - a batch that cannot be read is like one that is missing; when replay gives the same bytes it is given up.
 
 A restarted engine's cache is known to be empty at its sequence 0, so `Epoch` after a restart is complete at once, and what cannot be had
@@ -30,6 +32,7 @@ RECENT = 4096  # batches whose content is remembered, to know a late copy from a
 MAX_HELD_BYTES = 32 << 20
 MAX_ROUNDS = 20  # of one hole, even with progress
 MAX_IDLE_ROUNDS = 2  # in a row without progress
+MAX_SILENT_VERIFICATIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,10 @@ class Sequencer:
         self._idle_rounds = 0
         self._news = 0  # batches that the present round brought
         self._answers = 0
+        self._unverified = False
+        self._verify_rounds = 0
+        self._asked_at: int | None = None  # `next` when the present round began
+        self._overlap = False  # it brought the batch before that
 
     @property
     def held(self) -> int:
@@ -97,7 +104,13 @@ class Sequencer:
             return None
         if self.next is None:
             return 0
-        return max(0, self.next - 1) if self._held else None
+        return max(0, self.next - 1) if self._held or self._unverified else None
+
+    def verify(self) -> None:
+        """We were not connected a moment ago: make sure that the engine is the one we know and that nothing was missed."""
+        if self.can_replay:
+            self._unverified = True
+            self._verify_rounds = 0
 
     def live(self, seq: int, payload: bytes) -> list[Step]:
         """One live message."""
@@ -126,6 +139,7 @@ class Sequencer:
         self._answers += 1
         digest = hash(payload)
         known = self._digest(seq)
+        self._overlap |= seq + 1 == self._asked_at and known in (0, digest)
         if known and known != digest:
             batch = self._read(payload)
             if batch is None:
@@ -151,11 +165,17 @@ class Sequencer:
 
     def round_began(self) -> None:
         self._news = self._answers = 0
+        self._asked_at = self.next
+        self._overlap = False
 
     def round_ended(self, marker: bool) -> list[Step]:
         """A replay round is over, with its end marker or by time-out. Gives up what further rounds would not bring."""
         if self.wanted is None:
             return []
+        if self._unverified and self.next is not None:
+            steps = self._verified(marker)
+            if steps or not self._held:
+                return steps
         self._rounds += 1
         self._idle_rounds = 0 if self._news else self._idle_rounds + 1
         if self.next is None and not self._held:
@@ -168,9 +188,20 @@ class Sequencer:
             return []
         return self._give_up()
 
+    def _verified(self, marker: bool) -> list[Step]:
+        """What a round says about whether the engine is still the one we know."""
+        self._verify_rounds += 1
+        if self._overlap or (self._asked_at == 0 and marker) or self._verify_rounds >= MAX_SILENT_VERIFICATIONS:
+            self._unverified = False
+        elif marker and not self._answers and self._verify_rounds >= MAX_IDLE_ROUNDS:
+            steps = self._restart()  # it has never come as far as what we applied: another process
+            self.verify()  # which may have published something already
+            return steps
+        return []
+
     def no_replay(self) -> list[Step]:
         """There is no replay any more (discovery says so): nothing is waited for."""
-        self.can_replay = False
+        self.can_replay = self._unverified = False
         steps: list[Step] = []
         while self._held:
             steps += self._give_up()
@@ -244,6 +275,7 @@ class Sequencer:
         self._held_bytes = 0
         self._recent = array("q", bytes(8 * RECENT))
         self._settled()
+        self.newest_live = None
         self.next = 0
         return [Epoch(True, 0)]
 

@@ -219,6 +219,24 @@ def test_an_engine_that_dies_and_comes_back_on_its_port_is_a_new_complete_epoch(
             second.close()
 
 
+def test_an_engine_that_comes_back_and_idles_is_known_to_be_another_one() -> None:
+    first = FakeEngine()
+    with running() as run:
+        run.follow(first)
+        at = meet(run, first)
+        ports = first.ports
+        first.close()
+        second = FakeEngine(ports=ports)
+        try:
+            for seq in range(2):
+                second.publish(seq, one_block(seq, 1), live=False)
+            until(lambda: run.health.restarts == 1 and run.health.resident_blocks == 2)
+            assert run.told() == ["complete", *(str(s) for s in range(at)), "complete", "0", "1"]
+            assert run.health.trust is Trust.EXACT
+        finally:
+            second.close()
+
+
 def test_mangled_frames_cost_only_themselves_and_are_counted(engine: FakeEngine) -> None:
     with running() as run:
         run.follow(engine)

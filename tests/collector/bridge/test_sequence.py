@@ -159,6 +159,49 @@ def test_a_restart_hidden_in_a_jump_shows_in_the_overlap_of_the_replay() -> None
     assert q.restarts == 1
 
 
+def test_a_connection_to_the_same_engine_is_verified_and_brings_what_was_missed() -> None:
+    q = Sequencer(can_replay=True)
+    live(q, 0, 1, 2)
+    q.verify()
+    assert (q.wanted,) == (2,)
+    assert replay(q, [2, 3]) == ["3"]
+    assert (q.wanted,) == (None,)
+    assert live(q, 3, 4) == ["4"]
+    assert (q.restarts, q.duplicates) == (0, 1)
+
+
+def test_an_engine_that_restarted_and_idles_is_found_out_by_verification() -> None:
+    for published in (0, 2):
+        q = Sequencer(can_replay=True)
+        live(q, *range(10))
+        q.verify()
+        rounds = [replay(q, []) for _ in range(MAX_IDLE_ROUNDS)]
+        assert rounds[-1] == ["complete"]
+        assert (q.wanted,) == (0,)
+        assert replay(q, list(range(published)), life=1) == [str(s) for s in range(published)]
+        assert (q.wanted, q.restarts) == (None, 1)
+        assert live(q, published, life=1) == [str(published)]
+
+
+def test_an_engine_that_restarted_and_has_come_further_is_found_out_by_verification() -> None:
+    q = Sequencer(can_replay=True)
+    live(q, 0, 1, 2)
+    q.verify()
+    assert replay(q, [2, 3, 4], life=1)[0] == "complete"
+    assert replay(q, [0, 1, 2, 3, 4], life=1) == ["0", "1", "2", "3", "4"]
+    assert live(q, 5, life=1) == ["5"]
+    assert (q.wanted, q.restarts) == (None, 1)
+
+
+def test_a_verification_that_nobody_answers_is_given_up() -> None:
+    q = Sequencer(can_replay=True)
+    live(q, 0, 1)
+    q.verify()
+    for _ in range(20):
+        assert replay(q, [], marker=False) == []
+    assert (q.wanted, q.restarts) == (None, 0)
+
+
 def test_a_mangled_payload_is_replaced_by_replay() -> None:
     q = Sequencer(can_replay=True)
     live(q, 0)
