@@ -109,7 +109,14 @@ class StateCollector(Collector):
                 flight.add_metric(labels, float(pool.load.in_flight[t.number]))
                 trust.add_metric(labels, float(codes[t.number]) / EXACT)
                 held.add_metric(labels, float(sum(self._pools.index.held_blocks(s.number) for s in pool.slots_of(t.number))))
-        yield from (up, flight, trust, held)
+        conflicts = CounterMetricFamily(
+            "warmwatch_router_block_size_conflicts",
+            "KV batches whose block size is not the pool's: their blocks match no prompt",
+            labels=["pool"],
+        )
+        for pool in self._pools:
+            conflicts.add_metric([pool.name], float(pool.block_size_conflicts))
+        yield from (up, flight, trust, held, conflicts)
 
     def _index(self) -> Iterator[Metric]:
         index = self._pools.index

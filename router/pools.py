@@ -9,6 +9,7 @@ No await here: a decision sees one consistent state, since all of it lives on on
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,8 @@ from schemas.block_hash import U64, HashKey, hash_chain, root_hash, salted_extra
 from schemas.fleet import Fleet
 from schemas.kv_events import WorkerId
 from schemas.workers import WorkerLoad
+
+log = logging.getLogger(__name__)
 
 _BYTES_A_TOKEN = 4
 """To guess a prompt's length from its body when nobody tokenizes it."""
@@ -89,6 +92,8 @@ class PoolState:
         if self.block_size is None:
             self.block_size = block_size
         elif self.block_size != block_size:
+            if not self.block_size_conflicts:
+                log.warning("pool %s: a worker has blocks of %d tokens, the pool of %d", self.name, block_size, self.block_size)
             self.block_size_conflicts += 1
 
     def chain(self, ids: npt.NDArray[np.uint32], lora: str | None, salt: str | None) -> U64 | None:
