@@ -21,7 +21,7 @@ from collector.bridge.status_server import BridgeMetrics, serve, status_app
 from collector.bridge.worker_watch import WorkerWatch
 from schemas.fleet import Fleet, Worker
 from schemas.settings import SettingsError
-from schemas.stream import Stream, StreamError, StreamUnavailable
+from schemas.stream import Stream, StreamError
 from schemas.topics import KV_EVENTS, WORKER_LOAD, topic_specs
 from schemas.workers import Trust, WorkerLoad
 
@@ -106,12 +106,6 @@ class Bridge:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def failure(self) -> None:
-        """Returns only if the bridge can't go on; raises what a task raised."""
-        done, _ = await asyncio.wait(self._tasks[1:], return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-
     def readiness(self) -> tuple[bool, dict[str, Any]]:
         """Able to do its job: events are read and the stream takes them. Workers without events are named, and why."""
         trouble = self._stream_trouble if not self._topics_ready else (str(self._writer.trouble) if self._writer.trouble else None)
@@ -136,7 +130,7 @@ class Bridge:
         while True:
             try:
                 await asyncio.to_thread(self._stream.ensure_topics, specs)
-            except StreamUnavailable as e:
+            except StreamError as e:
                 if str(e) != self._stream_trouble:
                     log.warning("the stream is away, records wait: %s", e)
                 self._stream_trouble = str(e)
@@ -157,7 +151,7 @@ class Bridge:
         return {
             "load_records_total": self.load_records,
             "dropped_loads_total": self.dropped_loads,
-            "errors_total": self.events.errors,
+            "errors_total": self.events.errors + sum(w.errors for w in self.watches),
             "bad_metrics_pages_total": sum(w.bad_pages for w in self.watches),
             "event_thread_cpu_seconds_total": self.events.cpu_s,
             "outbox_bytes": self.outbox.held_bytes,

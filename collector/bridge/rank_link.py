@@ -90,7 +90,8 @@ class RankLink:
                 return
             self.connections += 1
             self.feed.connected()
-            self._next_round_s = max(self._next_round_s, monotonic_s + SETTLE_S)
+            self._next_round_s = monotonic_s + SETTLE_S
+            self._pause_s = PAUSE_MIN_S
 
     def tend_replay(self, monotonic_s: float, clock: Callable[[], float]) -> bool:
         """Begins, continues or ends a replay round. Returns whether more answers may wait."""

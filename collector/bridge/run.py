@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 
 from collector.bridge.app import Bridge
@@ -29,16 +28,6 @@ async def _run(settings: BridgeSettings) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     with stream:
-        async with Bridge(settings, fleet, stream) as bridge:
-            stopped = asyncio.create_task(stop.wait())
-            failed = asyncio.create_task(bridge.failure())
-            try:
-                await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
-                if failed.done():
-                    failed.result()
-            finally:
-                for task in (stopped, failed):
-                    task.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await task
+        async with Bridge(settings, fleet, stream):
+            await stop.wait()
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 
@@ -39,6 +39,7 @@ class WorkerWatch:
         self.up: bool | None = None
         self.load_only_because: str | None = "not asked yet"
         self.bad_pages = 0
+        self.errors = 0
         self._session = session
         self._connect = connect
         self._health = health
@@ -47,6 +48,7 @@ class WorkerWatch:
         self._discovery_interval_s = discovery_interval_s
         self._http_timeout_s = http_timeout_s
         self._endpoints: dict[int, Endpoints] = {}
+        self._without_events: set[int] = set()
         self._last: dict[int, LoadReading] = {}
 
     @property
@@ -60,27 +62,43 @@ class WorkerWatch:
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch_load())
-            tasks.create_task(self._watch_endpoints())
+            tasks.create_task(self._repeat(self._read_and_publish_load, self._load_interval_s))
+            given = from_fleet(self.worker)
+            if given:
+                self._follow(given)
+            else:
+                tasks.create_task(self._repeat(self._ask_for_endpoints, self._discovery_interval_s))
 
-    async def _watch_endpoints(self) -> None:
-        given = from_fleet(self.worker)
-        if given:
-            self._follow(given)
-            return
+    async def _repeat(self, turn: Callable[[], Awaitable[None]], interval_s: float) -> None:
         while True:
+            began_s = time.monotonic()
             try:
-                self._follow(await ask(self._session, self.worker, self._http_timeout_s))
-            except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as e:
-                if not self._endpoints:
-                    self._load_only(f"{e}" if isinstance(e, ValueError) and str(e) else f"no answer ({type(e).__name__})")
-            await asyncio.sleep(self._discovery_interval_s)
+                await turn()
+            except Exception as e:  # the top of the loop: counted, and the next turn goes on
+                self.errors += 1
+                log.error("%s: %s in %s", self.name, type(e).__name__, turn.__name__)
+            await asyncio.sleep(max(0.0, interval_s - (time.monotonic() - began_s)))
+
+    async def _ask_for_endpoints(self) -> None:
+        try:
+            self._follow(await ask(self._session, self.worker, self._http_timeout_s))
+        except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as e:
+            if not self._endpoints:
+                self._load_only(f"{e}" if isinstance(e, ValueError) and str(e) else f"no answer ({type(e).__name__})")
+
+    async def _read_and_publish_load(self) -> None:
+        readings = await self._read_load()
+        now_s = time.time()
+        for source in self.sources:
+            self._publish(self._load(source, None if readings is None else readings.get(source.rank), readings is not None, now_s))
 
     def _follow(self, found: dict[int, Endpoints]) -> None:
         for source in self.sources:
             endpoints = found.get(source.rank)
             if endpoints is None:
-                log.warning("%s: the engine names no KV events for this rank; only its load is read", source)
+                if source.rank not in self._without_events:
+                    self._without_events.add(source.rank)
+                    log.warning("%s: the engine names no KV events for this rank; only its load is read", source)
             elif self._endpoints.get(source.rank) != endpoints:
                 log.info("%s: KV events from %s, replay from %s", source, endpoints.events, endpoints.replay or "nowhere")
                 self._endpoints[source.rank] = endpoints
@@ -94,15 +112,6 @@ class WorkerWatch:
                 "%s: load only, its KV events are not followed: %s. The fleet file names no `events` address for it; "
                 "set one, or switch KV events on in the engine (--kv-events-config)", self.name, why,
             )  # fmt: skip
-
-    async def _watch_load(self) -> None:
-        while True:
-            began_s = time.monotonic()
-            readings = await self._read_load()
-            now_s = time.time()
-            for source in self.sources:
-                self._publish(self._load(source, None if readings is None else readings.get(source.rank), readings is not None, now_s))
-            await asyncio.sleep(max(0.0, self._load_interval_s - (time.monotonic() - began_s)))
 
     async def _read_load(self) -> dict[int, LoadReading] | None:
         """None: the page did not answer."""

@@ -70,7 +70,7 @@ class FakeEngine:
         self._lose = lose
         self._marker = marker
         self._context = zmq.Context()
-        self._pub = self._context.socket(zmq.PUB)
+        self._pub = self._context.socket(zmq.XPUB)  # a PUB that tells of its subscribers
         self._pub.set_hwm(0)
         self._router = self._context.socket(zmq.ROUTER)
         self._router.set_hwm(0)
@@ -93,6 +93,11 @@ class FakeEngine:
             self.kept[seq] = body
         if live:
             self._pub.send_multipart(message(seq, body))
+
+    def until_followed(self) -> None:
+        """A PUB drops what it sends before its subscriber has joined."""
+        assert self._pub.poll(10_000), "nobody subscribes"
+        self._pub.recv()
 
     def publish_raw(self, frames: list[bytes]) -> None:
         self._pub.send_multipart(frames)
