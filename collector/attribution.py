@@ -143,17 +143,17 @@ def _first_after(ring, reach, last, time_s):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def _hit(  # type: ignore[no-untyped-def]
-    t_hash, t_owner, t_count, ring, ring_hashes, reach, last, instance, trust, owners, windowed, chain, before, until_s
+    table, ring, ring_hashes, reach, last, instance, trust, owners, windowed, chain, before, until_s
 ):
     """Longest prefix of `chain` held just before ring event `before`. Returns (blocks, code)."""
     n = len(chain)
-    lows = np.empty(64, np.uint32)
+    lows = np.empty(64, np.uint64)
     groups = np.empty(64, np.int64)
     columns = 0
     for bit in range(64):
         group = bit % MAX_GROUPS
         if owners >> np.uint64(bit) & np.uint64(1) and not (windowed >> np.uint64(group) & np.uint64(1)):
-            lows[columns] = np.uint32(bit // MAX_GROUPS) << np.uint32(8) | np.uint32(group)
+            lows[columns] = np.uint64(bit // MAX_GROUPS) << np.uint64(8) | np.uint64(group)
             groups[columns] = group
             columns += 1
     slots = 4
@@ -171,9 +171,9 @@ def _hit(  # type: ignore[no-untyped-def]
     while True:
         if fill:
             for c in range(columns):
-                owner = np.uint32(instance) << np.uint32(10) | lows[c]
+                owner = np.uint64(instance) << np.uint64(10) | lows[c]
                 for i in range(n):
-                    held[i, c] = count_of(t_hash, t_owner, t_count, chain[i], owner)
+                    held[i, c] = count_of(table, chain[i], owner)
             fill = False
         if at < before:
             break
@@ -190,7 +190,7 @@ def _hit(  # type: ignore[no-untyped-def]
             instance = e["instance"]
             fill = True
         elif e["count"] > 0:
-            low = np.uint32(e["tier"]) << np.uint32(8) | np.uint32(e["group"])
+            low = np.uint64(e["tier"]) << np.uint64(8) | np.uint64(e["group"])
             for c in range(columns):
                 if lows[c] == low:
                     sign = -1 if kind == _STORED else 1
@@ -296,7 +296,7 @@ def tell(state: Residency, ranks: Sequence[int], request: Running) -> Hit:
         return Hit(None, None, "no event of this request, so its rank is unknown")
     w = state.workers[number]
     blocks, code = _hit(
-        state.t_hash, state.t_owner, state.t_count, state.ring, state.ring_hashes, reach, w["last"], w["instance"], w["trust"],
+        state.table, state.ring, state.ring_hashes, reach, w["last"], w["instance"], w["trust"],
         w["owners"], w["windowed"], request.chain[: request.hit_blocks_max], before, until_s,
     )  # fmt: skip
     return Hit(int(blocks) if code == _OK else None, number, _WHY[code])

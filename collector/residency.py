@@ -1,6 +1,6 @@
 """Who holds which block: the exact content of every worker's cache, told from its KV events, and how to look a little back in time.
 
-    table   open addressing, linear probing, backward-shift deletion; one slot is 16 bytes:
+    table   open addressing, linear probing, backward-shift deletion; one slot is 16 bytes, so one read from memory:
             hash u64 | owner u32 = instance << 10 | tier << 8 | group | count u32 (physical copies; 0: the slot is free)
     ring    the last events of the whole fleet; each points at the previous one of its worker, so that one worker's events can be
             walked backwards without a log per worker. Removals that found nothing are not in it: undoing the ring undoes the table.
@@ -61,6 +61,7 @@ _NONE, _UNSEEN, _LATE_START, _INCOMPLETE, _LOST, _JUMP, _NAMELESS, _STREAM_LOSS 
 MAX_GROUPS = 16  # groups above are counted together with the last one
 INSTANCES = 1 << 22
 LOAD = 0.7
+_COUNT = np.uint64(0xFFFFFFFF)
 
 WORKER = np.dtype(
     [
@@ -70,14 +71,16 @@ WORKER = np.dtype(
         ("last", "<i8"), ("last_time_s", "<f8"), ("last_bridge_s", "<f8"), ("epoch_at_s", "<f8"), ("block_size", "<u4"),
         ("restarts", "<i8"), ("clears", "<i8"), ("lost_batches", "<i8"), ("stale_records", "<i8"), ("unknown_removals", "<i8"),
         ("unnamed", "<i8"), ("snapshots", "<i8"), ("mismatches", "<i8"), ("owners", "<u8"), ("windowed", "<u8"),
-    ]
+    ],
+    align=True,
 )  # fmt: skip
 
 EVENT = np.dtype(
     [
         ("kind", "u1"), ("tier", "u1"), ("group", "u1"), ("trust_before", "u1"), ("count", "<u4"), ("seq", "<u8"), ("time_s", "<f8"),
-        ("parent", "<u8"), ("start", "<i8"), ("prev", "<i8"), ("worker", "<i4"), ("instance", "<u4"), ("taken", "u1"),
-    ]
+        ("parent", "<u8"), ("start", "<i8"), ("prev", "<i8"), ("instance", "<u4"), ("taken", "u1"),
+    ],
+    align=True,
 )  # fmt: skip
 
 # Columns of `Tally.counts`.
@@ -102,82 +105,102 @@ def _home(h, owner, mask):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def count_of(hashes, owners, counts, h, owner):  # type: ignore[no-untyped-def]
+def count_of(table, h, owner):  # type: ignore[no-untyped-def]
     """Copies of block `h` that `owner` holds."""
-    mask = np.uint64(len(hashes) - 1)
-    i = _home(h, owner, mask)
-    while counts[i] != 0:
-        if hashes[i] == h and owners[i] == owner:
-            return np.int64(counts[i])
-        i = (i + 1) & np.int64(mask)
-    return np.int64(0)
-
-
-@numba.njit(cache=True)
-def _add(hashes, owners, counts, h, owner, copies):  # type: ignore[no-untyped-def]
-    """Adds copies; returns the count before. The table must have room."""
-    mask = np.uint64(len(hashes) - 1)
-    i = _home(h, owner, mask)
-    while counts[i] != 0:
-        if hashes[i] == h and owners[i] == owner:
-            before = np.int64(counts[i])
-            counts[i] = np.uint32(before + copies)
-            return before
-        i = (i + 1) & np.int64(mask)
-    hashes[i] = h
-    owners[i] = owner
-    counts[i] = np.uint32(copies)
-    return np.int64(0)
-
-
-@numba.njit(cache=True)
-def _take(hashes, owners, counts, h, owner):  # type: ignore[no-untyped-def]
-    """Takes one copy away; returns the count before (0: not held, nothing changed)."""
-    mask = np.int64(len(hashes) - 1)
+    mask = np.int64(len(table) - 1)
     i = _home(h, owner, np.uint64(mask))
-    while counts[i] != 0:
-        if hashes[i] == h and owners[i] == owner:
-            before = np.int64(counts[i])
-            if before > 1:
-                counts[i] = np.uint32(before - 1)
-                return before
-            hole = i
-            j = (i + 1) & mask
-            while counts[j] != 0:
-                home = _home(hashes[j], owners[j], np.uint64(mask))
-                if ((j - home) & mask) >= ((j - hole) & mask):
-                    hashes[hole] = hashes[j]
-                    owners[hole] = owners[j]
-                    counts[hole] = counts[j]
-                    hole = j
-                j = (j + 1) & mask
-            counts[hole] = np.uint32(0)
-            return before
+    while True:
+        rest = table[i, 1]
+        if rest == 0:
+            return np.int64(0)
+        if table[i, 0] == h and rest >> np.uint64(32) == owner:
+            return np.int64(rest & _COUNT)
         i = (i + 1) & mask
-    return np.int64(0)
 
 
 @numba.njit(cache=True)
-def _rebuild(hashes, owners, counts, keep, new_hashes, new_owners, new_counts):  # type: ignore[no-untyped-def]
+def _add(table, h, owner, copies):  # type: ignore[no-untyped-def]
+    """Adds copies; returns the count before. The table must have room."""
+    mask = np.int64(len(table) - 1)
+    i = _home(h, owner, np.uint64(mask))
+    while True:
+        rest = table[i, 1]
+        if rest == 0:
+            table[i, 0] = h
+            table[i, 1] = np.uint64(owner) << np.uint64(32) | np.uint64(copies)
+            return np.int64(0)
+        if table[i, 0] == h and rest >> np.uint64(32) == owner:
+            table[i, 1] = rest + np.uint64(copies)
+            return np.int64(rest & _COUNT)
+        i = (i + 1) & mask
+
+
+@numba.njit(cache=True)
+def _take(table, h, owner):  # type: ignore[no-untyped-def]
+    """Takes one copy away; returns the count before (0: not held, nothing changed)."""
+    mask = np.int64(len(table) - 1)
+    i = _home(h, owner, np.uint64(mask))
+    while True:
+        rest = table[i, 1]
+        if rest == 0:
+            return np.int64(0)
+        if table[i, 0] == h and rest >> np.uint64(32) == owner:
+            break
+        i = (i + 1) & mask
+    before = np.int64(rest & _COUNT)
+    if before > 1:
+        table[i, 1] = rest - np.uint64(1)
+        return before
+    hole = i
+    j = (i + 1) & mask
+    while table[j, 1] != 0:
+        home = _home(table[j, 0], table[j, 1] >> np.uint64(32), np.uint64(mask))
+        if ((j - home) & mask) >= ((j - hole) & mask):
+            table[hole, 0] = table[j, 0]
+            table[hole, 1] = table[j, 1]
+            hole = j
+        j = (j + 1) & mask
+    table[hole, 1] = np.uint64(0)
+    return before
+
+
+@numba.njit(cache=True)
+def _touch(table, hashes, lo, hi, owner):  # type: ignore[no-untyped-def]
+    """Reads the home slots of hashes[lo:hi]: independent reads overlap in the memory system, the walks that follow find them cached."""
+    mask = np.uint64(len(table) - 1)
+    seen = np.uint64(0)
+    for i in range(lo, hi):
+        seen |= table[_home(hashes[i], owner, mask), 1]
+    return seen
+
+
+@numba.njit(cache=True)
+def _rebuild(table, keep, fresh):  # type: ignore[no-untyped-def]
     n = 0
-    for i in range(len(hashes)):
-        if counts[i] != 0 and keep[owners[i] >> np.uint32(10)]:
-            _add(new_hashes, new_owners, new_counts, hashes[i], owners[i], np.int64(counts[i]))
+    for i in range(len(table)):
+        rest = table[i, 1]
+        if rest != 0 and keep[rest >> np.uint64(42)]:
+            _add(fresh, table[i, 0], rest >> np.uint64(32), np.int64(rest & _COUNT))
             n += 1
     return n
 
 
 @numba.njit(cache=True)
-def _count_kept(owners, counts, keep):  # type: ignore[no-untyped-def]
+def _kept(table, keep, out):  # type: ignore[no-untyped-def]
+    """Counts the entries to keep; copies them to `out` as far as it has room."""
     n = 0
-    for i in range(len(owners)):
-        if counts[i] != 0 and keep[owners[i] >> np.uint32(10)]:
+    for i in range(len(table)):
+        rest = table[i, 1]
+        if rest != 0 and keep[rest >> np.uint64(42)]:
+            if n < len(out):
+                out[n, 0] = table[i, 0]
+                out[n, 1] = rest
             n += 1
     return n
 
 
 @numba.njit(cache=True, inline="always")
-def _push(ring, heads, w, wi, kind, tier, group, trust, seq, time_s, parent, instance):  # type: ignore[no-untyped-def]
+def _push(ring, heads, w, kind, tier, group, trust, seq, time_s, parent, instance):  # type: ignore[no-untyped-def]
     at = heads[0] & (len(ring) - 1)
     e = ring[at]
     e["kind"] = kind
@@ -190,7 +213,6 @@ def _push(ring, heads, w, wi, kind, tier, group, trust, seq, time_s, parent, ins
     e["parent"] = parent
     e["start"] = heads[1]
     e["prev"] = w["last"]
-    e["worker"] = wi
     e["instance"] = instance
     e["taken"] = 0
     w["last"] = heads[0]
@@ -199,9 +221,9 @@ def _push(ring, heads, w, wi, kind, tier, group, trust, seq, time_s, parent, ins
 
 
 @numba.njit(cache=True)
-def _fresh(w, wi, ring, heads, ids, used, retired, kind, seq, time_s):  # type: ignore[no-untyped-def]
+def _fresh(w, ring, heads, ids, used, retired, kind, seq, time_s):  # type: ignore[no-untyped-def]
     """Gives the worker an empty instance; the ring remembers the old one."""
-    _push(ring, heads, w, wi, kind, 0, 0, w["trust"], seq, time_s, np.uint64(0), w["instance"])
+    _push(ring, heads, w, kind, 0, 0, w["trust"], seq, time_s, np.uint64(0), w["instance"])
     retired[w["instance"]] = heads[0] - 1
     w["instance"] = ids[used]
     retired[ids[used]] = -1
@@ -211,8 +233,8 @@ def _fresh(w, wi, ring, heads, ids, used, retired, kind, seq, time_s):  # type: 
 
 
 @numba.njit(cache=True)
-def _degrade(w, wi, ring, heads, reason, seq, time_s):  # type: ignore[no-untyped-def]
-    _push(ring, heads, w, wi, _GAP, 0, 0, w["trust"], seq, time_s, np.uint64(0), w["instance"])
+def _degrade(w, ring, heads, reason, seq, time_s):  # type: ignore[no-untyped-def]
+    _push(ring, heads, w, _GAP, 0, 0, w["trust"], seq, time_s, np.uint64(0), w["instance"])
     if w["trust"] != BLIND:
         w["trust"] = DEGRADED
         w["reason"] = reason
@@ -221,10 +243,11 @@ def _degrade(w, wi, ring, heads, reason, seq, time_s):  # type: ignore[no-untype
 @numba.njit(cache=True)
 def _apply(  # type: ignore[no-untyped-def]
     lo, hi, record_worker, epochs, first_seqs, last_seqs, bridge_times, event_end, hash_end, ok, events, event_hashes,
-    workers, t_hash, t_owner, t_count, used_slots, ring, ring_hashes, heads, ids, used, retired, first_bucket, tally,
+    workers, table, used_slots, ring, ring_hashes, heads, ids, used, retired, first_bucket, tally,
 ):  # fmt: skip
-    """Applies records lo..hi. Returns (ids used, slots used). used_slots counts entries of forgotten instances, too."""
+    """Applies records lo..hi. Returns (ids used, slots used, noise). used_slots counts entries of forgotten instances, too."""
     h_mask = len(ring_hashes) - 1
+    seen = np.uint64(0)
     for r in range(lo, hi):
         if not ok[r]:
             continue
@@ -240,7 +263,7 @@ def _apply(  # type: ignore[no-untyped-def]
         marked = e_from < event_end[r] and events[e_from]["kind"] == _EPOCH
         if (not w["started"] or epoch > w["epoch"]) and not marked:
             # A life of this cache whose start was not seen.
-            used = _fresh(w, wi, ring, heads, ids, used, retired, _EPOCH, first_seqs[r], bridge_s)
+            used = _fresh(w, ring, heads, ids, used, retired, _EPOCH, first_seqs[r], bridge_s)
             w["trust"] = DEGRADED
             w["reason"] = _LATE_START
             w["epoch_at_s"] = bridge_s
@@ -256,7 +279,7 @@ def _apply(  # type: ignore[no-untyped-def]
         if w["has_seq"] and not marked and not gap_first and first_seqs[r] > w["seq"] + np.uint64(1):
             jump = np.int64(first_seqs[r] - w["seq"] - np.uint64(1))
             w["lost_batches"] += jump
-            _degrade(w, wi, ring, heads, _JUMP, first_seqs[r], bridge_s)
+            _degrade(w, ring, heads, _JUMP, first_seqs[r], bridge_s)
         for k in range(e_from, event_end[r]):
             e = events[k]
             kind = e["kind"]
@@ -280,19 +303,20 @@ def _apply(  # type: ignore[no-untyped-def]
             if group >= MAX_GROUPS:
                 group = np.uint16(MAX_GROUPS - 1)
             tier = e["tier"] & 3
-            low = np.uint32(tier) << np.uint32(8) | np.uint32(group)
+            low = np.uint64(tier) << np.uint64(8) | np.uint64(group)
             if kind == _STORED:
-                owner = np.uint32(w["instance"]) << np.uint32(10) | low
+                owner = np.uint64(w["instance"]) << np.uint64(10) | low
                 bit = np.uint64(1) << np.uint64(tier * MAX_GROUPS + group)
                 w["owners"] |= bit
                 if e["flags"] & WINDOWED:
                     w["windowed"] |= np.uint64(1) << np.uint64(group)
                 if e["block_size"] != 0:
                     w["block_size"] = e["block_size"]
-                at = _push(ring, heads, w, wi, kind, tier, group, w["trust"], seq, time_s, e["parent"], w["instance"])
+                at = _push(ring, heads, w, kind, tier, group, w["trust"], seq, time_s, e["parent"], w["instance"])
+                seen |= _touch(table, event_hashes, h_at, h_at + count, owner)
                 for i in range(h_at, h_at + count):
                     h = event_hashes[i]
-                    if _add(t_hash, t_owner, t_count, h, owner, 1) == 0:
+                    if _add(table, h, owner, 1) == 0:
                         w["distinct"] += 1
                         used_slots += 1
                     ring_hashes[heads[1] & h_mask] = h
@@ -303,12 +327,13 @@ def _apply(  # type: ignore[no-untyped-def]
                     w["peak"] = w["resident"]
                 t[STORED_BLOCKS] += count
             elif kind == _REMOVED:
-                owner = np.uint32(w["instance"]) << np.uint32(10) | low
-                at = _push(ring, heads, w, wi, kind, tier, group, w["trust"], seq, time_s, e["parent"], w["instance"])
+                owner = np.uint64(w["instance"]) << np.uint64(10) | low
+                at = _push(ring, heads, w, kind, tier, group, w["trust"], seq, time_s, e["parent"], w["instance"])
                 n = 0
+                seen |= _touch(table, event_hashes, h_at, h_at + count, owner)
                 for i in range(h_at, h_at + count):
                     h = event_hashes[i]
-                    before = _take(t_hash, t_owner, t_count, h, owner)
+                    before = _take(table, h, owner)
                     if before == 0:
                         w["unknown_removals"] += 1
                         continue
@@ -322,14 +347,14 @@ def _apply(  # type: ignore[no-untyped-def]
                 w["resident"] -= n
                 t[REMOVED_BLOCKS] += count
             elif kind == _CLEARED:
-                used = _fresh(w, wi, ring, heads, ids, used, retired, kind, seq, time_s)
+                used = _fresh(w, ring, heads, ids, used, retired, kind, seq, time_s)
                 w["trust"] = EXACT
                 w["reason"] = _NONE
                 w["clears"] += 1
                 t[CLEARS] += 1
             elif kind == _EPOCH:
                 again = w["started"] and epoch == w["epoch"]
-                used = _fresh(w, wi, ring, heads, ids, used, retired, kind, seq, time_s)
+                used = _fresh(w, ring, heads, ids, used, retired, kind, seq, time_s)
                 if w["started"] and not again:
                     w["restarts"] += 1
                 if w["snapshot"] != 0:
@@ -347,13 +372,13 @@ def _apply(  # type: ignore[no-untyped-def]
                 lost = np.int64(e["parent"]) - np.int64(seq) + 1
                 w["lost_batches"] += lost
                 t[LOST_BATCHES] += lost
-                _degrade(w, wi, ring, heads, _LOST, seq, time_s)
+                _degrade(w, ring, heads, _LOST, seq, time_s)
                 w["seq"] = e["parent"]
                 w["has_seq"] = True
             elif kind == _UNNAMED:
                 w["unnamed"] += np.int64(e["parent"])
                 if tier == 0 and w["trust"] == EXACT:
-                    _degrade(w, wi, ring, heads, _NAMELESS, seq, time_s)
+                    _degrade(w, ring, heads, _NAMELESS, seq, time_s)
             elif kind == _SNAPSHOT:
                 if e["flags"] & FIRST:
                     if w["snapshot"] != 0:
@@ -365,19 +390,19 @@ def _apply(  # type: ignore[no-untyped-def]
                     w["snap_distinct"] = 0
                     w["snap_matched"] = 0
                 if w["snapshot"] != 0:
-                    mine = np.uint32(w["instance"]) << np.uint32(10) | low
-                    theirs = np.uint32(w["snapshot"]) << np.uint32(10) | low
+                    mine = np.uint64(w["instance"]) << np.uint64(10) | low
+                    theirs = np.uint64(w["snapshot"]) << np.uint64(10) | low
                     if count:
                         w["owners"] |= np.uint64(1) << np.uint64(tier * MAX_GROUPS + group)
                         if e["flags"] & WINDOWED:
                             w["windowed"] |= np.uint64(1) << np.uint64(group)
                     for i in range(h_at, h_at + count):
                         h = event_hashes[i]
-                        before = _add(t_hash, t_owner, t_count, h, theirs, 1)
+                        before = _add(table, h, theirs, 1)
                         if before == 0:
                             w["snap_distinct"] += 1
                             used_slots += 1
-                        if count_of(t_hash, t_owner, t_count, h, mine) > before:
+                        if count_of(table, h, mine) > before:
                             w["snap_matched"] += 1
                     w["snap_resident"] += count
                     if e["flags"] & LAST:
@@ -388,7 +413,7 @@ def _apply(  # type: ignore[no-untyped-def]
                             w["mismatches"] += off
                         if (complete or w["trust"] != EXACT) and off != 0:
                             old = w["instance"]
-                            _push(ring, heads, w, wi, _REPLACED, 0, 0, w["trust"], seq, time_s, np.uint64(0), old)
+                            _push(ring, heads, w, _REPLACED, 0, 0, w["trust"], seq, time_s, np.uint64(0), old)
                             retired[old] = heads[0] - 1
                             w["instance"] = w["snapshot"]
                             w["resident"] = w["snap_resident"]
@@ -398,7 +423,7 @@ def _apply(  # type: ignore[no-untyped-def]
                         else:
                             if complete and w["trust"] != EXACT:
                                 # Healed without a difference: the ring still has to know when.
-                                _push(ring, heads, w, wi, _SNAPSHOT, 0, 0, w["trust"], seq, time_s, np.uint64(0), w["instance"])
+                                _push(ring, heads, w, _SNAPSHOT, 0, 0, w["trust"], seq, time_s, np.uint64(0), w["instance"])
                             retired[w["snapshot"]] = -2  # never read again
                         if complete:
                             w["trust"] = EXACT
@@ -409,7 +434,7 @@ def _apply(  # type: ignore[no-untyped-def]
         if not w["has_seq"] or last_seqs[r] > w["seq"]:
             w["seq"] = last_seqs[r]
             w["has_seq"] = True
-    return used, used_slots
+    return used, used_slots, seen
 
 
 class Residency:
@@ -424,7 +449,7 @@ class Residency:
                 raise ValueError(f"{name}={value} must be a power of two")
         self.workers: npt.NDArray[np.void] = np.zeros(16, WORKER)
         self.count = 0
-        self.t_hash, self.t_owner, self.t_count = np.zeros(slots, np.uint64), np.zeros(slots, np.uint32), np.zeros(slots, np.uint32)
+        self.table = np.zeros((slots, 2), np.uint64)
         self.used_slots = 0
         self.ring: npt.NDArray[np.void] = np.zeros(recent_events, EVENT)
         self.ring_hashes = np.zeros(recent_hashes, np.uint64)
@@ -469,10 +494,10 @@ class Residency:
             self._make_room(adds)
             marks = int(marks_before[batch.event_end[hi - 1]] - marks_before[batch.event_end[lo - 1] if lo else 0])
             ids = self._instances(marks + hi - lo)
-            used, self.used_slots = _apply(
+            used, self.used_slots, _ = _apply(
                 lo, hi, record_worker, batch.epoch, batch.first_seq, batch.last_seq, batch.bridge_time_s, batch.event_end,
-                batch.hash_end, batch.ok, batch.events, batch.hashes, self.workers, self.t_hash, self.t_owner, self.t_count,
-                self.used_slots, self.ring, self.ring_hashes, self.heads, ids, 0, self.retired, first, tally.counts,
+                batch.hash_end, batch.ok, batch.events, batch.hashes, self.workers, self.table, self.used_slots,
+                self.ring, self.ring_hashes, self.heads, ids, 0, self.retired, first, tally.counts,
             )  # fmt: skip
             self._next_or_pop(used)
             lo = hi
@@ -480,12 +505,12 @@ class Residency:
 
     def lose(self, worker: int, time_s: float) -> None:
         """The stream lost records of this worker before they were read: trust falls until a clear, a complete snapshot or start."""
-        _degrade(self.workers[worker], worker, self.ring, self.heads, _STREAM_LOSS, np.uint64(0), time_s)
+        _degrade(self.workers[worker], self.ring, self.heads, _STREAM_LOSS, np.uint64(0), time_s)
         self.workers[worker]["has_seq"] = False
 
     def copies(self, worker: int, block: int, tier: int = 0, group: int = 0) -> int:
-        owner = np.uint32(int(self.workers[worker]["instance"]) << 10 | tier << 8 | group)
-        return int(count_of(self.t_hash, self.t_owner, self.t_count, np.uint64(block), owner))
+        owner = np.uint64(int(self.workers[worker]["instance"]) << 10 | tier << 8 | group)
+        return int(count_of(self.table, np.uint64(block), owner))
 
     def trust(self, worker: int) -> tuple[Trust, str]:
         """The worker's trust and, when it is not exact, why."""
@@ -494,27 +519,24 @@ class Residency:
 
     def held_bytes(self) -> int:
         """Memory of the table and the ring."""
-        return sum(a.nbytes for a in (self.t_hash, self.t_owner, self.t_count, self.ring, self.ring_hashes, self.workers))
+        return sum(a.nbytes for a in (self.table, self.ring, self.ring_hashes, self.workers))
 
     def save(self, ring_from_s: float = -np.inf) -> dict[str, npt.NDArray[Any]]:
         """Copies of all that `load` needs. The ring is cut to the events at or after ring_from_s (unix seconds)."""
-        e_head, h_head = int(self.heads[0]), int(self.heads[1])
-        e_low = max(0, e_head - len(self.ring))
-        at = np.arange(e_low, e_head) & (len(self.ring) - 1)
-        held = self.ring[at]
-        keep = np.flatnonzero((held["time_s"] >= ring_from_s) & (held["start"] >= h_head - len(self.ring_hashes)))
-        cut = int(keep[0]) if len(keep) else len(held)
+        e_head, h_head = (int(x) for x in self.heads)
+        e_low, h_low = (int(x) for x in self.reach())
+        held = _ring_slice(self.ring, e_low, e_head)
+        wanted = np.flatnonzero((held["time_s"] >= ring_from_s) & (held["start"] >= h_low))
+        cut = int(wanted[0]) if len(wanted) else len(held)
         h_low = int(held["start"][cut]) if cut < len(held) else h_head
-        live = np.flatnonzero(self.t_count)
-        live = live[self._keep()[self.t_owner[live] >> 10]]
+        entries = np.empty((self.used_slots, 2), np.uint64)
+        n = int(_kept(self.table, self._keep(), entries))
         return {
             "workers": self.workers[: self.count].copy(),
-            "hash": self.t_hash[live],
-            "owner": self.t_owner[live],
-            "copies": self.t_count[live],
-            "ring": held[cut:].copy(),
-            "ring_hashes": self.ring_hashes[np.arange(h_low, h_head) & (len(self.ring_hashes) - 1)],
-            "heads": np.array([e_low + cut, h_low, e_head, h_head, self._next_instance], np.int64),
+            "entries": entries[:n],
+            "ring": held[cut:],
+            "ring_hashes": _ring_slice(self.ring_hashes, h_low, h_head),
+            "heads": np.array([e_head, h_head, self._next_instance], np.int64),
             "retired": self.retired[: self._next_instance].copy(),
         }
 
@@ -523,25 +545,18 @@ class Residency:
         self.count = len(saved["workers"])
         self.workers = np.zeros(max(16, 1 << (self.count - 1).bit_length()), WORKER)
         self.workers[: self.count] = saved["workers"]
-        n = len(saved["hash"])
-        slots = len(self.t_hash)
-        while n > slots * LOAD:
+        slots = len(self.table)
+        while len(saved["entries"]) > slots * LOAD:
             slots *= 2
-        self.t_hash, self.t_owner, self.t_count = np.zeros(slots, np.uint64), np.zeros(slots, np.uint32), np.zeros(slots, np.uint32)
-        self._next_instance = int(saved["heads"][4])
+        self.table = np.zeros((slots, 2), np.uint64)
+        self.used_slots = int(_rebuild(saved["entries"], np.ones(INSTANCES, np.bool_), self.table))
+        e_head, h_head, self._next_instance = (int(x) for x in saved["heads"])
         self.retired[: self._next_instance] = saved["retired"]
-        self.used_slots = _rebuild(
-            saved["hash"], saved["owner"], saved["copies"], np.ones(INSTANCES, np.bool_), self.t_hash, self.t_owner, self.t_count
-        )
-        e_low, h_low, e_head, h_head = (int(x) for x in saved["heads"][:4])
         events, blocks = saved["ring"][-len(self.ring) :], saved["ring_hashes"][-len(self.ring_hashes) :]
         self.ring[np.arange(e_head - len(events), e_head) & (len(self.ring) - 1)] = events
         self.ring_hashes[np.arange(h_head - len(blocks), h_head) & (len(self.ring_hashes) - 1)] = blocks
         self.heads[:] = e_head, h_head
-        # Slots of the ring that were not saved must not look like events: point the walks' lower ends at nothing.
-        first_event, first_hash = e_head - len(events), h_head - len(blocks)
-        self.ring_floor = (first_event, first_hash)
-        del e_low, h_low
+        self.ring_floor = e_head - len(events), h_head - len(blocks)
 
     ring_floor: tuple[int, int] = (0, 0)
     """(event, hash) below which the ring holds nothing, after `load`."""
@@ -564,16 +579,16 @@ class Residency:
         return keep
 
     def _make_room(self, adds: int) -> None:
-        slots = len(self.t_hash)
+        slots = len(self.table)
         if self.used_slots + adds <= slots * LOAD:
             return
         keep = self._keep()
-        kept = int(_count_kept(self.t_owner, self.t_count, keep))
-        while (kept + adds) > slots * LOAD:
+        kept = int(_kept(self.table, keep, self.table[:0]))
+        while kept + adds > slots * LOAD:
             slots *= 2
-        fresh = np.zeros(slots, np.uint64), np.zeros(slots, np.uint32), np.zeros(slots, np.uint32)
-        self.used_slots = int(_rebuild(self.t_hash, self.t_owner, self.t_count, keep, *fresh))
-        self.t_hash, self.t_owner, self.t_count = fresh
+        fresh = np.zeros((slots, 2), np.uint64)
+        self.used_slots = int(_rebuild(self.table, keep, fresh))
+        self.table = fresh
         gone = np.flatnonzero(~keep[1 : self._next_instance]) + 1
         self.retired[gone] = -2
         self._free = gone.tolist()
@@ -591,6 +606,14 @@ class Residency:
         if reused:
             del self._free[-reused:]
         self._next_instance += used - reused
+
+
+def _ring_slice(ring: npt.NDArray[Any], low: int, high: int) -> npt.NDArray[Any]:
+    """A copy of ring entries low..high, whose numbers count up for ever."""
+    a, b = low & (len(ring) - 1), high & (len(ring) - 1)
+    if low == high:
+        return ring[:0].copy()
+    return ring[a:b].copy() if a < b else np.concatenate([ring[a:], ring[:b]])
 
 
 def _lazy_full(n: int) -> I64:

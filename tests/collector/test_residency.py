@@ -93,7 +93,7 @@ def test_the_table_forgets_cleared_content_instead_of_growing() -> None:
     for seq in range(200):
         feed(state, [batch(A, 1, 2 * seq, 1000.0 + seq, event(Kind.STORED, range(1 + 100 * seq, 101 + 100 * seq)))], numbers)
         feed(state, [batch(A, 1, 2 * seq + 1, 1000.5 + seq, event(Kind.CLEARED))], numbers)
-    assert len(state.t_hash) <= 4096
+    assert len(state.table) <= 4096
     assert int(state.workers[0]["clears"]) == 200
     assert state._next_instance < 100
 
