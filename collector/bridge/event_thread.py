@@ -40,7 +40,7 @@ class EventThread:
         outbox: Outbox,
         writer: Writer,
         *,
-        batch_s: float = 0.010,
+        batch_s: float = 0.005,
         snapshot_interval_s: float = 60.0,
         times: LinkTimes | None = None,
         clock: Callable[[], float] = time.time,

@@ -19,7 +19,7 @@ class BridgeSettings(Settings):
     workers: list[str] = Field(
         default_factory=list, description="names of the workers that this bridge serves; none: all of the fleet file"
     )
-    batch_ms: float = Field(10.0, ge=0, le=20, description="milliseconds for which a worker's events are gathered into one record")
+    batch_ms: float = Field(5.0, ge=0, le=20, description="milliseconds for which a worker's events are gathered into one record")
     snapshot_interval_s: float = Field(
         60.0, gt=0, description="how often each worker's resident set is written, for readers that come late"
     )
@@ -33,5 +33,5 @@ class BridgeSettings(Settings):
     )
     writer_buffer_bytes: int = Field(8 << 20, ge=2 << 20, description="of them, what may be under way to the stream")
     metrics_host: str = Field("127.0.0.1", description="address of /metrics, /healthz and /readyz; loopback unless told otherwise")
-    metrics_port: int = Field(0, ge=0, le=65535, description="their port; 0 takes a free one, which the log names")
+    metrics_port: int = Field(9464, ge=0, le=65535, description="their port; 0 takes a free one, which the log names")
     stop_timeout_s: float = Field(5.0, ge=0, description="how long what waits may take to reach the stream at the end")
