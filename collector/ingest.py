@@ -305,9 +305,11 @@ class Collector:
             return got
         except OffsetOutOfRange as e:
             self.health.stream_trouble = str(e)  # connecting again finds out what happened, and says so
+            self._changed = True
         except StreamError as e:
             if self.health.stream_trouble in ("", NOT_YET):
                 log.warning("the stream is away: %s", e)
+            self._changed |= self.health.stream_trouble != str(e)
             self.health.stream_trouble = str(e)
             self._wait(min(self._retry_s, max(0.0, self._next_commit_s - self._clock())))
             self._retry_s = min(self._retry_s * 2, RETRY_S[1])
@@ -695,8 +697,9 @@ def run(settings: CollectorSettings) -> int:
             raise
         page = None
         try:
-            page = StatusPage(settings.host, settings.port, collector.metrics.registry, lambda: collector.ready)
-            log.info("collecting from %s into %s; status on http://%s:%d/readyz", settings.stream, settings.data_dir, *page.address)
+            page = StatusPage(settings.metrics_host, settings.metrics_port, collector.metrics.registry, lambda: collector.ready)
+            log.info("collecting from %s into %s; status on %s/readyz", settings.stream, settings.data_dir, page.url)
+            print(f"READY metrics={page.url}", flush=True)
             while not stopping.is_set():
                 collector.turn()
         finally:

@@ -16,8 +16,8 @@ class CollectorSettings(Settings):
     command: ClassVar[str] = "collect"
 
     data_dir: Path = Field(Path("data"), description="folder of the published database, its segments and the collector's state")
-    host: str = Field("127.0.0.1", description="address of /metrics, /healthz and /readyz")
-    port: int = Field(9465, ge=0, le=65535, description="port of /metrics, /healthz and /readyz; 0 takes a free one")
+    metrics_host: str = Field("127.0.0.1", description="address of /metrics, /healthz and /readyz; loopback unless told otherwise")
+    metrics_port: int = Field(9465, ge=0, le=65535, description="port of /metrics, /healthz and /readyz; 0 takes a free one")
     partitions: int = Field(4, ge=1, le=4096, description="partitions of topics that do not exist yet")
     publish_interval_s: float = Field(1.0, gt=0, le=60, description="seconds between two published files")
     poll_records: int = Field(20_000, ge=1, le=1_000_000, description="most records taken from the stream at once")

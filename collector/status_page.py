@@ -47,16 +47,16 @@ class StatusPage:
             self._server = ThreadingHTTPServer((host, port), Handler)
         except OSError as e:
             if e.errno == errno.EADDRINUSE:
-                raise SettingsError(f"setting `port`: {port} is in use on {host}: name another one, or 0 for a free one") from e
-            raise SettingsError(f"setting `host`: cannot listen on {host}:{port} ({e.strerror or e})") from e
+                raise SettingsError(f"setting `metrics_port`: {port} is in use on {host}: name another one, or 0 for a free one") from e
+            raise SettingsError(f"setting `metrics_host`: cannot listen on {host}:{port} ({e.strerror or e})") from e
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, name="status-page", daemon=True)
         self._thread.start()
 
     @property
-    def address(self) -> tuple[str, int]:
+    def url(self) -> str:
         host, port = self._server.server_address[:2]
-        return str(host), int(port)
+        return f"http://{host!s}:{port}"
 
     def close(self) -> None:
         self._server.shutdown()

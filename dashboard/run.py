@@ -8,6 +8,8 @@ import ipaddress
 import logging
 import socket
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,34 +31,40 @@ _log = logging.getLogger(__name__)
 
 def run(settings: DashboardSettings) -> int:
     """Serves until SIGINT or SIGTERM. Raises SettingsError when the address cannot be listened on."""
-    _check_address(settings)
-    if not _is_loopback(settings.dashboard_host):
-        _log.warning("listening on %s: the dashboard has no sign-in, whoever reaches it sees all", settings.dashboard_host)
+    port = _free_port(settings)
+    if not _is_loopback(settings.host):
+        _log.warning("listening on %s: the dashboard has no sign-in, whoever reaches it sees all", settings.host)
     here = site.Site.of(settings)
     site.install(here)
-    app = st.App(ENTRY, routes=_routes(here))
-    print(f"Warmwatch dashboard: http://{_printable(settings.dashboard_host)}:{settings.dashboard_port}", flush=True)
+    address = f"http://{_printable(settings.host)}:{port}"
+
+    @asynccontextmanager
+    async def say_ready(_: st.App) -> AsyncIterator[None]:
+        print(f"READY dashboard={address}", flush=True)
+        yield
+
+    app = st.App(ENTRY, routes=_routes(here), lifespan=say_ready)
     # Streamlit collects garbage after every run of a script, 50 ms with all that is imported here: what is alive now stays alive.
     gc.collect()
     gc.freeze()
     # Streamlit takes the folder of the running program for the app's, and its arguments for the script's.
     sys.argv = [str(ENTRY)]
     try:
-        app.run(config=_options(settings))
+        app.run(config=_options(settings, port))
     finally:
         here.database.close()
     return 0
 
 
-def _options(settings: DashboardSettings) -> dict[str, Any]:
+def _options(settings: DashboardSettings, port: int) -> dict[str, Any]:
     return {
-        "server.address": settings.dashboard_host,
-        "server.port": settings.dashboard_port,
+        "server.address": settings.host,
+        "server.port": port,
         "server.headless": True,
         "server.fileWatcherType": "none",
         "server.runOnSave": False,
         "browser.gatherUsageStats": False,
-        "browser.serverAddress": settings.dashboard_host,
+        "browser.serverAddress": settings.host,
         "client.toolbarMode": "viewer",
         "client.showErrorDetails": "type",
         "runner.postScriptGC": False,
@@ -90,16 +98,18 @@ def _routes(here: site.Site) -> list[Route]:
     return [Route(plotly_path(), plotly), Route("/healthz", alive), Route("/readyz", ready)]
 
 
-def _check_address(settings: DashboardSettings) -> None:
-    host, port = settings.dashboard_host, settings.dashboard_port
+def _free_port(settings: DashboardSettings) -> int:
+    """The port to listen on, tried once, so that a wrong one is said plainly; for 0 one that is free now."""
+    host, port = settings.host, settings.port
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
+            return int(probe.getsockname()[1])
     except OSError as e:
         raise SettingsError(
-            f"settings `dashboard_host` and `dashboard_port`: cannot listen on {host}:{port} ({e.strerror}); choose another --dashboard-port"
+            f"settings `host` and `port`: cannot listen on {host}:{port} ({e.strerror}); choose another --port"
         ) from e
 
 

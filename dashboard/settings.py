@@ -16,8 +16,8 @@ class DashboardSettings(Settings):
     command: ClassVar[str] = "dashboard"
 
     data_dir: Path = Field(Path("data"), description="folder that holds the published warmwatch.duckdb")
-    dashboard_host: str = Field("127.0.0.1", min_length=1, description="address to listen on; there is no sign-in, so keep it on loopback")
-    dashboard_port: int = Field(8501, ge=1, le=65535, description="port to listen on")
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on; there is no sign-in, so keep it on loopback")
+    port: int = Field(8501, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     stale_after_s: float = Field(
         15.0, gt=0, description="age of the published file from which the dashboard says that it is stale, seconds"
     )

@@ -59,7 +59,7 @@ class DemoSettings(Settings):
     dashboard_port: int = Field(8501, ge=0, le=65535, description="port of the dashboard; 0 takes a free one")
     router_port: int = Field(0, ge=0, le=65535, description="port of the router; 0 takes a free one")
     sessions: int = Field(24, ge=1, description="agent sessions at the same time")
-    worker_blocks: int = Field(1024, ge=64, description="KV blocks of each worker (16 tokens each)")
+    worker_blocks: int = Field(800, ge=64, description="KV blocks of each worker (16 tokens each)")
     policy: str = Field("cost", description="the router's policy")
     compare_with: str = Field("round_robin", description="policy to change to for a while; empty: never")
     seed: int = Field(1, description="the same seed gives the same sessions")

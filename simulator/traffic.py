@@ -154,8 +154,8 @@ class Traffic:
         headers = {
             "X-Request-Id": request_id,
             "X-Session-ID": session.session_id + sub,
-            "X-Tenant": session.template.tenant,
-            "X-Route": session.template.name,
+            "X-Warmwatch-Tenant": session.template.tenant,
+            "X-Warmwatch-Route": session.template.name,
             "Content-Type": "application/json",
         }
         answer = _Answer()

@@ -28,6 +28,7 @@ async def _run(settings: BridgeSettings) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     with stream:
-        async with Bridge(settings, fleet, stream):
+        async with Bridge(settings, fleet, stream) as bridge:
+            print(f"READY metrics=http://{settings.metrics_host}:{bridge.metrics_port}", flush=True)
             await stop.wait()
     return 0
