@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import numpy as np
@@ -20,7 +20,7 @@ from schemas.block_hash import HashKey
 from schemas.fleet import Fleet, Pool, Worker
 from schemas.kv_events import COMPLETE, EVENT, Kind, KvBatch, Tier, WorkerId, encode
 from schemas.requests import Decision, Outcome
-from schemas.stream import open_stream
+from schemas.stream import Stream, open_stream
 from schemas.stream.memory import MemoryHub
 from schemas.topics import DECISIONS, KV_EVENTS, OUTCOMES, topic_specs
 from schemas.workers import BridgeHealth, Trust, WorkerLoad
@@ -32,7 +32,7 @@ KEY = HashKey.from_hex(KEY_HEX)
 BLOCK = 16
 
 
-async def until(holds: Callable[[], Any], timeout_s: float = 5.0) -> Any:
+async def until(holds: Callable[[], Any], timeout_s: float = 15.0) -> Any:
     """Polls until the condition holds; its value."""
     deadline_s = time.monotonic() + timeout_s
     while not (value := holds()):
@@ -41,11 +41,27 @@ async def until(holds: Callable[[], Any], timeout_s: float = 5.0) -> Any:
     return value
 
 
+class Hub(Protocol):
+    """Opens the stream that all of a test share."""
+
+    def open(self, name: str) -> Stream: ...
+
+
+@dataclass(frozen=True)
+class UrlHub:
+    """A Hub over an address."""
+
+    url: str
+
+    def open(self, name: str) -> Stream:
+        return open_stream(self.url)
+
+
 @dataclass
 class Running:
     router: Router
     url: str
-    hub: MemoryHub
+    hub: Hub
     client: aiohttp.ClientSession
     seq: dict[str, int] = field(default_factory=dict)
 
@@ -97,11 +113,13 @@ class Running:
     def values(self, topic: str) -> list[bytes]:
         with self.hub.open("test") as stream:
             stream.ensure_topics(topic_specs())
+            ends = stream.end_offsets(topic)
             reader = stream.reader()
             reader.assign({(topic, p): at for p, at in stream.start_offsets(topic).items()})
             out: list[tuple[int, bytes]] = []
-            while slices := reader.poll(0.0, 1000):
-                out += [(r.timestamp, r.value or b"") for s in slices for r in s.records]
+            deadline_s = time.monotonic() + 5.0
+            while any(reader.position((topic, p)) < end for p, end in ends.items()) and time.monotonic() < deadline_s:
+                out += [(r.timestamp, r.value or b"") for s in reader.poll(0.05, 1000) for r in s.records]
             reader.close()
         return [v for _, v in sorted(out, key=lambda x: x[0])]
 
@@ -111,13 +129,13 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(
-    engines: Sequence[FakeEngine], hub: MemoryHub | None = None, tokenizer: bool = True, wait: bool = True, **settings: Any
+    engines: Sequence[FakeEngine], hub: Hub | None = None, tokenizer: bool = True, wait: bool = True, **settings: Any
 ) -> AsyncIterator[Running]:
     hub = hub or MemoryHub()
     fleet = Fleet(pools=(Pool(name="tiny"),), workers=tuple(Worker(pool="tiny", name=e.name, url=e.url) for e in engines))
     given = RouterSettings(hash_key=KEY_HEX, seed=1, port=0, probe_every_s=0.05, drain_s=2, **settings)
     tokenizers = {"tiny": LocalTokenizer.from_dir(TOKENIZER)} if tokenizer else {}
-    with open_stream("memory://test", memory=hub) as stream, listen("127.0.0.1", 0, "port") as listener:
+    with hub.open("test") as stream, listen("127.0.0.1", 0, "port") as listener:
         router = Router(given, fleet, tokenizers, stream)
         await router.start()
         server = _Server(router.uvicorn_config(router))

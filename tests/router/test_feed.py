@@ -10,7 +10,7 @@ from schemas.kv_events import Kind
 from schemas.stream.memory import MemoryHub
 from schemas.topics import KV_EVENTS, WORKER_LOAD
 from tests.router.fake_engine import FakeEngine
-from tests.router.running import load_record, running, until
+from tests.router.running import UrlHub, load_record, running, until
 
 PROMPT = list(range(3, 103))
 BODY = {"model": "tiny", "prompt": PROMPT}
@@ -133,3 +133,23 @@ async def test_a_backlog_is_applied_in_slices_while_requests_are_served(backlog)
             assert (await second.post(BODY))[0] == 200
             await until(lambda: second.router.feed.caught_up)
             assert second.router.feed.records >= backlog
+
+
+@pytest.mark.kafka
+async def test_index_and_records_work_over_a_real_broker_and_through_its_absence(own_kafka):
+    hub = UrlHub(f"kafka://{own_kafka.bootstrap}")
+    async with FakeEngine("w0").serving() as w0, FakeEngine("w1").serving() as w1, running([w0, w1], hub, wait=False) as r:
+        await until(lambda: r.router.feed.caught_up and r.router.pools.by_name["tiny"].block_size, 30)
+        chain = r.chain(PROMPT)
+        await r.hold("w1", chain)
+        assert (await r.post(BODY))[1]["x-warmwatch-predicted-cached-tokens"] == "96"
+        await r.records(1)
+        await asyncio.to_thread(own_kafka.stop)
+        for _ in range(3):
+            assert (await r.post(BODY))[1]["x-warmwatch-worker"] == "w1"
+        await asyncio.to_thread(own_kafka.start)
+        await r.tell("w1", (Kind.REMOVED, chain[3:], 0))
+        await r.post(BODY)
+        decisions, outcomes = await r.records(5)
+        assert (len(decisions), len(outcomes), r.router.recorder.dropped) == (5, 5, 0)
+        assert [d.candidates[0].overlap_tokens for d in decisions] == [96, 96, 96, 96, 48]
