@@ -247,6 +247,25 @@ def test_an_engine_that_comes_back_and_idles_is_known_to_be_another_one() -> Non
             second.close()
 
 
+def test_an_engine_that_comes_back_on_other_ports_is_followed_there() -> None:
+    first, second = FakeEngine(), FakeEngine()
+    try:
+        with running() as run:
+            run.follow(first)
+            at = meet(run, first)
+            second.publish(0, one_block(0, 1), live=False)
+            run.follow(second)
+            run.until_told(["complete", *(str(s) for s in range(at)), "complete", "0"])
+            second.until_followed()
+            first.publish(at, one_block(at))
+            second.publish(1, one_block(1, 1))
+            run.until_told(["complete", "0", "1"], last=3)
+            assert run.thread.errors == 0
+    finally:
+        first.close()
+        second.close()
+
+
 def test_mangled_frames_cost_only_themselves_and_are_counted(engine: FakeEngine) -> None:
     with running() as run:
         run.follow(engine)
