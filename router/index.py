@@ -147,6 +147,7 @@ class PrefixIndex:
         self.counts.blocks += len(batch.hashes)
         kinds = batch.events["kind"]
         if slot.epoch is None or batch.epoch != slot.epoch:
+            slot.block_size = None  # a restarted engine may cut otherwise
             if not (len(kinds) and kinds[0] == Kind.EPOCH_STARTED):
                 self._start_epoch(slot, complete=False)
         elif slot.seq is not None and batch.first_seq > slot.seq + 1 and Kind.GAP not in kinds:

@@ -88,13 +88,17 @@ class PoolState:
         return out
 
     def learn_block_size(self, block_size: int) -> None:
-        """The first word counts; a different later one is counted, since chains made with either would be wrong for the other."""
-        if self.block_size is None:
+        """The first word counts, until no worker's events say so any more (all were restarted with another size). Until then a different
+        one is counted: that worker's blocks match no prompt."""
+        if self.block_size == block_size:
+            return
+        if self.block_size is None or all(s.block_size in (None, block_size) for slots in self._slots for s in slots):
+            log.info("pool %s: blocks of %d tokens (before: %s)", self.name, block_size, self.block_size)
             self.block_size = block_size
-        elif self.block_size != block_size:
-            if not self.block_size_conflicts:
-                log.warning("pool %s: a worker has blocks of %d tokens, the pool of %d", self.name, block_size, self.block_size)
-            self.block_size_conflicts += 1
+            return
+        if not self.block_size_conflicts:
+            log.warning("pool %s: a worker has blocks of %d tokens, the pool of %d", self.name, block_size, self.block_size)
+        self.block_size_conflicts += 1
 
     def chain(self, ids: npt.NDArray[np.uint32], lora: str | None, salt: str | None) -> U64 | None:
         """Names of the prompt's full blocks; None while the block size is unknown."""
