@@ -242,7 +242,13 @@ def load_against_hit(rows: Sequence[Row], x_title: str) -> Figure:
     ]
     out["layout"]["hovermode"] = "closest"
     out["layout"]["showlegend"] = len(pools) > 1
-    out["layout"]["xaxis"] |= {"type": "linear", "range": _padded([r["load"] for r in rows]), "title": _title(x_title), "showgrid": True}
+    out["layout"]["xaxis"] |= {
+        "type": "linear",
+        "range": _padded([r["load"] for r in rows]),
+        "title": _title(x_title),
+        "showgrid": True,
+        "tickformat": ".3~r",
+    }
     out["layout"]["yaxis"] |= {"range": _padded([r["hit"] for r in rows]), "tickformat": ".0%", "title": _title("hit rate")}
     out["layout"]["margin"] |= {"b": 44, "l": 56}
     return out
@@ -307,8 +313,9 @@ def prediction_error(rows: Sequence[Row]) -> Figure:
         "ticktext": ["≤ −10", "−5", "−1", "0", "1", "5", "≥ 10"],
         "title": _title("cached minus predicted, blocks"),
     }
-    out["layout"]["yaxis"] |= {"type": "log", "dtick": 1, "title": _title("requests")}
-    out["layout"]["margin"] |= {"b": 44, "l": 56}
+    most = max(found.values(), default=1)
+    out["layout"]["yaxis"] |= {"type": "log", "dtick": 1, "range": [math.log10(0.7), math.log10(most * 1.5)], "title": _title("requests")}
+    out["layout"]["margin"] |= {"b": 44, "l": 56, "t": 10}
     return out
 
 

@@ -32,6 +32,10 @@ class Window:
     def length_s(self) -> float:
         return (self.until - self.since).total_seconds()
 
+    def coarser(self, times: int) -> Window:
+        """The same range in bins `times` wider, or a little more."""
+        return Window(self.since, self.until, bin_of(self.length_s * times))
+
     def before(self) -> Window:
         """The window of the same length just before."""
         return Window(self.since - (self.until - self.since), self.since, self.bin_s)

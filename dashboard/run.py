@@ -108,9 +108,7 @@ def _free_port(settings: DashboardSettings) -> int:
             probe.bind((host, port))
             return int(probe.getsockname()[1])
     except OSError as e:
-        raise SettingsError(
-            f"settings `host` and `port`: cannot listen on {host}:{port} ({e.strerror}); choose another --port"
-        ) from e
+        raise SettingsError(f"settings `host` and `port`: cannot listen on {host}:{port} ({e.strerror}); choose another --port") from e
 
 
 def _is_loopback(host: str) -> bool:

@@ -17,11 +17,14 @@ from playwright.sync_api import Browser, sync_playwright
 CHROMIUM = "/usr/bin/chromium"
 PAGES = {"now": "", "workers": "workers", "health": "health", "sql": "sql"}
 WIDTHS = {"wide": 1440, "narrow": 420}
+# Nothing runs, nothing is a placeholder, all charts are drawn; and so it was a moment ago.
 READY = """() => {
   const app = document.querySelector('[data-testid="stApp"]');
   const charts = [...document.querySelectorAll('.ww-chart')];
-  return app && app.dataset.testScriptState === 'notRunning' && document.querySelector('.ww-brand')
-    && charts.every((c) => c.querySelector('.main-svg'));
+  const quiet = app && app.dataset.testScriptState === 'notRunning' && !document.querySelector('[data-testid=stSkeleton]')
+    && document.querySelector('[class*=st-key-panel-], .st-key-ww-unavailable') && charts.every((c) => c.querySelector('.main-svg'));
+  window.quietSince = quiet ? window.quietSince ?? performance.now() : undefined;
+  return quiet && performance.now() - window.quietSince > 250;
 }"""
 
 

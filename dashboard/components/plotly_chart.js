@@ -28,6 +28,23 @@ function painted(value, colours) {
   return value;
 }
 
+const AXES = ["xaxis", "yaxis"];
+
+// What the viewer zoomed to is kept here: Plotly's own uirevision gives it up as soon as the figure's range moves on, as it does each refresh.
+function watchZoom(node, Plotly) {
+  node.on("plotly_relayout", (event) => {
+    for (const axis of AXES) {
+      if (event[axis + ".range[0]"] !== undefined) node.wwZoom[axis] = [event[axis + ".range[0]"], event[axis + ".range[1]"]];
+    }
+  });
+  node.on("plotly_doubleclick", () => goHome(node, Plotly));
+}
+
+function goHome(node, Plotly) {
+  const home = Object.fromEntries(AXES.map((axis) => (node.wwHome[axis] ? [axis + ".range", node.wwHome[axis]] : [axis + ".autorange", true])));
+  Plotly.relayout(node, home).then(() => { node.wwZoom = {}; });
+}
+
 export default function (component) {
   const { data, parentElement, setTriggerValue } = component;
   let node = parentElement.querySelector(".ww-chart");
@@ -48,11 +65,17 @@ export default function (component) {
     const figure = painted(JSON.parse(data.figure), isDark(parentElement) ? data.dark : data.light);
     figure.layout.autosize = true;
     figure.layout.uirevision = data.revision;
+    if (node.wwRevision !== data.revision) node.wwZoom = {};
+    node.wwRevision = data.revision;
+    node.wwHome = Object.fromEntries(AXES.map((axis) => [axis, figure.layout[axis].range]));
+    for (const axis of AXES) if (node.wwZoom[axis]) figure.layout[axis] = { ...figure.layout[axis], range: node.wwZoom[axis], autorange: false };
+    const home = { name: "home", title: "Show all again", icon: Plotly.Icons.home, click: () => goHome(node, Plotly) };
     return Plotly.react(node, figure.data, figure.layout, {
-      displaylogo: false, responsive: true, displayModeBar: "hover", modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
+      displaylogo: false, responsive: true, displayModeBar: "hover", doubleClick: false, modeBarButtons: [["zoom2d", "pan2d", home, "toImage"]],
     }).then(() => {
       if (node.wwBound) return;
       node.wwBound = true;
+      watchZoom(node, Plotly);
       node.on("plotly_click", (event) => {
         const custom = event.points?.[0]?.customdata;
         if (custom !== undefined && custom !== null) node.wwClick({ custom, x: String(event.points[0].x) });

@@ -2,7 +2,8 @@
 
 STYLE = """
 <style>
-[data-testid="stHeader"] { height: 0; min-height: 0; background: transparent; }
+[data-testid="stHeader"] { height: 0; min-height: 0; background: transparent; pointer-events: none; }
+[data-testid="stHeader"] button { pointer-events: auto; }
 [data-testid="stToolbar"] { position: fixed; top: 0.6rem; right: 0.6rem; height: 2rem; }
 [data-testid="stMainBlockContainer"] { padding: 0.7rem 1.4rem 2rem; max-width: 1920px; }
 [data-testid="stVerticalBlock"] { gap: 0.6rem; }

@@ -94,7 +94,13 @@ def go_to_worker(view: View, click: Mapping[str, Any] | None) -> None:
     """A click on something that stands for a worker opens its page."""
     if click and isinstance(click.get("custom"), list) and len(click["custom"]) == 2:
         pool, worker = (str(part) if part is not None else None for part in click["custom"])
-        switch("workers", replace(view.filters, pool=pool, worker=worker))
+        switch("workers", one_worker(view, pool, worker))
+
+
+def one_worker(view: View, pool: str | None, worker: str | None) -> Filters:
+    """The viewer's filters and one worker; its pool too only where the name stands in several, so that the others stay in sight."""
+    pools = {w["pool"] for w in view.ask("workers", filters=Filters(worker=worker))}
+    return replace(view.filters, worker=worker, pool=pool if len(pools) > 1 else view.filters.pool)
 
 
 def _navigation(page: str, filters: Filters) -> None:

@@ -145,7 +145,9 @@ def _checks(view: View, checks: list[dict[str, Any]]) -> None:
 
 
 def _agreement(view: View, rows: list[dict[str, Any]]) -> None:
-    with panel(view, "One hit rate told three ways", "by the engine's answers, by events, by the engine's counters; they should agree", "agreement"):
+    with panel(
+        view, "One hit rate told three ways", "by the engine's answers, by events, by the engine's counters; they should agree", "agreement"
+    ):
         told = [r for r in rows if r["hit_rate"] is not None or r["event_hit_rate"] is not None or r["engine_hit_rate"] is not None]
         if not told:
             nothing(lacking(view, "has_outcomes", "has_load") or "No requests in this window.")
@@ -154,7 +156,8 @@ def _agreement(view: View, rows: list[dict[str, Any]]) -> None:
         columns = ["worker", *(["rank"] if ranked else []), *(["pool"] if several else [])]
         columns += ["hit_rate", "event_hit_rate", "engine_hit_rate", "event_requests", "event_mismatches", "predicted_exact_share"]
         frame = pd.DataFrame(told)[columns]
-        frame = frame.astype(dict.fromkeys(("hit_rate", "event_hit_rate", "engine_hit_rate", "predicted_exact_share"), "Float64"))
+        for share in ("hit_rate", "event_hit_rate", "engine_hit_rate", "predicted_exact_share"):
+            frame[share] = pd.array([None if v is None else 100 * v for v in (r[share] for r in told)], dtype="Float64")
         config = st.column_config
         st.dataframe(
             frame,
@@ -210,7 +213,7 @@ def _trust(view: View, workers: list[dict[str, Any]]) -> None:
                 "worker": st.column_config.TextColumn("worker", width=120),
                 "rank": st.column_config.NumberColumn("rank", width=50),
                 "trust": st.column_config.TextColumn("trust", width=80),
-                "trust_reason": st.column_config.TextColumn("why", width="large"),
+                "trust_reason": st.column_config.TextColumn("why", width=300),
                 "epoch_started_at": st.column_config.DatetimeColumn("epoch since, UTC", format="YYYY-MM-DD HH:mm:ss", width=150),
             },
         )

@@ -29,13 +29,8 @@ def sql() -> None:
     view = begin("sql")
     settings = view.site.settings
     left, right = st.columns([7, 3], gap="small")
-    with (
-        left,
-        panel(
-            view,
-            "SQL",
-            f"DuckDB, reads only · at most {units.seconds(settings.sql_timeout_s)} and {settings.sql_max_rows:_} rows · times are UTC".replace("_", " "),
-    ):
+    limits = f"at most {units.seconds(settings.sql_timeout_s)} and {settings.sql_max_rows:_} rows".replace("_", " ")
+    with left, panel(view, "SQL", f"DuckDB, reads only · {limits} · times are UTC"):
         _editor(view)
     with right:
         _schema(view)

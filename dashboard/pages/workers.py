@@ -13,7 +13,7 @@ from dashboard.components.badges import coverage
 from dashboard.components.chart import chart
 from dashboard.components.panel import lacking, nothing, panel
 from dashboard.components.tables import ROW_PX, changes_table, height, toned
-from dashboard.components.view import View, begin, go_to_worker, switch
+from dashboard.components.view import View, begin, go_to_worker, one_worker, switch
 
 Key = tuple[Any, Any, Any]
 
@@ -25,6 +25,8 @@ def workers() -> None:
     coverage(view, known)
     rows = _merged(view, known)
     _table(view, rows)
+    if view.filters.worker:
+        _detail(view)
     left, right = st.columns(2, gap="small")
     with left:
         _latency(view)
@@ -35,8 +37,6 @@ def workers() -> None:
         _residency(view, known)
     with right:
         _residency_over_time(view)
-    if view.filters.worker:
-        _detail(view)
 
 
 def _merged(view: View, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -102,6 +102,7 @@ def _table(view: View, rows: list[dict[str, Any]]) -> None:
         counts = ("requests", "failed", "restarts", *(["rank"] if ranked else []))
         frame = frame.astype(dict.fromkeys(numbers, "Float64") | dict.fromkeys(counts, "Int64"))
         config = st.column_config
+        position = next((i for i, r in enumerate(rows) if r["worker"] == view.filters.worker), None)
         event: Any = st.dataframe(
             toned(frame, "trust"),
             key=f"workers-table-{view.filters.pool}-{view.filters.worker}",
@@ -111,6 +112,7 @@ def _table(view: View, rows: list[dict[str, Any]]) -> None:
             placeholder=units.DASH,
             on_select="rerun",
             selection_mode="single-row",
+            selection_default={"selection": {"rows": [] if position is None else [position]}},
             column_config={
                 "worker": config.TextColumn("worker", width=130),
                 "rank": config.NumberColumn("rank", width=48),
@@ -135,11 +137,11 @@ def _table(view: View, rows: list[dict[str, Any]]) -> None:
             },
         )
     chosen = event.selection.rows if event else []
-    if chosen:
-        # The selection is a position in what is on the screen; the worker is named by what stands there now.
-        row = rows[chosen[0]] if chosen[0] < len(rows) else None
-        if row is not None and row["worker"] != view.filters.worker:
-            switch("workers", replace(view.filters, pool=row["pool"], worker=row["worker"]))
+    if not chosen and position is not None:
+        switch("workers", replace(view.filters, worker=None))
+    # The selection is a position in what is on the screen; the worker is named by what stands there now.
+    elif chosen and chosen[0] < len(rows) and rows[chosen[0]]["worker"] != view.filters.worker:
+        switch("workers", one_worker(view, rows[chosen[0]]["pool"], rows[chosen[0]]["worker"]))
 
 
 def _latency(view: View) -> None:
@@ -209,6 +211,8 @@ def _residency_over_time(view: View) -> None:
 def _detail(view: View) -> None:
     name = view.filters.worker or ""
     changes = view.ask("changes", most=50)
+    # One worker has few requests a bin: wider bins keep percentiles above the least sample.
+    view = replace(view, window=view.window.coarser(4))
     left, middle, right = st.columns(3, gap="small")
     with left, panel(view, "Hit rate of this worker", name, "hit_by_worker_over_time"):
         rows = view.ask("hit_by_worker_over_time")

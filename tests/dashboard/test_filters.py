@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from dashboard.filters import MOST_BINS, RANGES_S, Filters, bin_of
+
+WATERMARK = datetime(2026, 11, 29, 13, 59, 59, 300_000)
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        Filters(),
+        Filters(range="6h", pool="p", worker="gpu-1:8000"),
+        Filters(since=datetime(2026, 11, 29, 13), until=datetime(2026, 11, 29, 13, 30), route='<b> & "é" 🦊'),
+    ],
+)
+def test_a_link_gives_the_same_filters_again(filters: Filters) -> None:
+    assert Filters.from_url(filters.to_url()) == filters
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"range": "forever"},
+        {"from": "yesterday", "to": "now"},
+        {"from": "2026-11-29T13:00:00Z"},
+        {"from": "2026-11-29T14:00:00Z", "to": "2026-11-29T13:00:00Z"},
+        {"from": "9999-12-31T00:00:00-23:00", "to": "2026-11-29T13:00:00Z"},
+        {"worker": ""},
+    ],
+)
+def test_what_is_wrong_in_a_link_falls_back_to_the_default(params: dict[str, str]) -> None:
+    assert Filters.from_url(params) == Filters()
+
+
+def test_times_with_another_offset_are_read_as_utc() -> None:
+    filters = Filters.from_url({"from": "2026-11-29T14:00:00+01:00", "to": "2026-11-29T13:30:00"})
+    assert filters.since == datetime(2026, 11, 29, 13)
+
+
+def test_the_window_ends_with_the_watermarks_bucket() -> None:
+    window = Filters(range="5m").window(WATERMARK)
+    assert (window.since, window.until) == (datetime(2026, 11, 29, 13, 55), datetime(2026, 11, 29, 14))
+    assert window.before().until == window.since
+
+
+@pytest.mark.parametrize("length_s", RANGES_S.values())
+def test_no_range_has_more_bins_than_a_chart_can_show(length_s: int) -> None:
+    assert 20 <= length_s / bin_of(length_s) <= MOST_BINS
