@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class CollectorProcess:
     def __init__(self, bootstrap: str, root: Path, name: str) -> None:
         self.data_dir = root / name
         self._log = (root / f"{name}.log").open("w")
-        arguments = ["--stream", f"kafka://{bootstrap}", "--topic-prefix", f"{name}.", "--data-dir", str(self.data_dir), "--port", "0"]
+        arguments = ["--stream", f"kafka://{bootstrap}", "--topic-prefix", f"{name}.", "--data-dir", str(self.data_dir), "--metrics-port", "0"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "warmwatch", "collect", *arguments], stdout=self._log, stderr=self._log, cwd=Path(__file__).parents[1]
         )
@@ -146,7 +146,7 @@ def records(blocks: int, block_events: int, resident: int, start_s: float) -> It
         yield WORKERS[w], _record(WORKERS[w], i // len(WORKERS), time_s, events, np.concatenate(hashes))
 
 
-def _record(worker: WorkerId, seq: int, time_s: float, events: list[tuple[int, int]], hashes: Any) -> bytes:
+def _record(worker: WorkerId, seq: int, time_s: float, events: Sequence[tuple[int, int]], hashes: Any) -> bytes:
     if seq == 0:
         events = [(Kind.EPOCH_STARTED, 0), *events]
     rows = np.zeros(len(events), EVENT)

@@ -13,6 +13,7 @@ all that is stored of them.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ class Request:
     running: Running | None = None
     """None: there is no chain of blocks, or no decision."""
     rank: int | None = None
+    written_s: float = -math.inf
+    """When its newest half happened or was written, whichever is later: waiting starts there, also for records that tell of long ago."""
     counted: bool = False
     """In the rollups, apart from what events tell."""
     told: bool = False
@@ -84,7 +87,8 @@ class Join:
         self._closed: OrderedDict[str, tuple[bool, bool]] = OrderedDict()
         self._remembered = remembered
 
-    def decision(self, value: Decision, at: Place) -> Taken:
+    def decision(self, value: Decision, at: Place, written_s: float) -> Taken:
+        """written_s: when the record was written to the stream (unix seconds)."""
         request = self.open.get(value.request_id)
         if request is None:
             closed = self._closed.get(value.request_id)
@@ -94,11 +98,12 @@ class Join:
         elif request.decision is not None:
             return Taken.DUPLICATE
         request.decision, request.decision_at, request.row = value, at, None
+        request.written_s = max(request.written_s, written_s, value.time_s)
         request.rank = value.rank if request.rank is None else request.rank
         self._start(request)
         return Taken.NEW
 
-    def outcome(self, value: Outcome, at: Place) -> Taken:
+    def outcome(self, value: Outcome, at: Place, written_s: float) -> Taken:
         request = self.open.get(value.request_id)
         if request is None:
             closed = self._closed.get(value.request_id)
@@ -108,6 +113,7 @@ class Join:
         elif request.outcome is not None:
             return Taken.DUPLICATE
         request.outcome, request.outcome_at, request.row = value, at, None
+        request.written_s = max(request.written_s, written_s, value.time_s)
         request.rank = value.rank if value.rank is not None else request.rank
         self._start(request)
         return Taken.NEW
@@ -120,8 +126,8 @@ class Join:
         return [
             r
             for r in self.open.values()
-            if (r.outcome is None and r.decision is not None and r.decision.time_s + outcome_wait_s < complete_s)
-            or (r.decision is None and r.outcome is not None and r.outcome.time_s + decision_wait_s < complete_s)
+            if (r.outcome is None and r.decision is not None and r.written_s + outcome_wait_s < complete_s)
+            or (r.decision is None and r.outcome is not None and r.written_s + decision_wait_s < complete_s)
         ]
 
     def close(self, request: Request) -> None:

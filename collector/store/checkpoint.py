@@ -8,6 +8,7 @@ offsets, without writing anything; applying events is deterministic, so the resu
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,11 @@ def write_checkpoint(folder: Path, number: int, saved: Arrays) -> str:
 
 def read_checkpoint(folder: Path, name: str) -> dict[str, npt.NDArray[Any]]:
     """Raises OSError or ValueError when the file is missing or damaged."""
-    with np.load(folder / name) as found:
-        return {key: found[key] for key in found.files}
+    try:
+        with (folder / name).open("rb") as file, np.load(file) as found:
+            return {key: found[key] for key in found.files}
+    except (zipfile.BadZipFile, EOFError, KeyError) as e:
+        raise ValueError(f"no whole checkpoint: {e}") from e
 
 
 def sweep_checkpoints(folder: Path, keep: str | None) -> None:

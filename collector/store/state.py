@@ -85,12 +85,12 @@ class State:
                 f"the state database {self._path} cannot be opened ({str(e).splitlines()[0]}): if damaged, move the data folder aside; "
                 "the collector then starts from the oldest records that the stream still holds"
             ) from e
-        found = db.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
-        if found is None:
+        found = db.execute("SELECT value FROM meta WHERE key = 'version'").fetchall()
+        if not found:
             db.execute("INSERT INTO meta VALUES ('version', ?)", [str(VERSION)])
-        elif found[0] != str(VERSION):
+        elif found[0][0] != str(VERSION):
             db.close()
-            raise StateError(f"{self._path} has version {found[0]}, and this collector knows {VERSION}: use a data folder of its own")
+            raise StateError(f"{self._path} has version {found[0][0]}, and this collector knows {VERSION}: use a data folder of its own")
         return db
 
     def reopen(self) -> None:
@@ -103,8 +103,8 @@ class State:
         return int(self.meta("commit", 0))
 
     def meta(self, key: str, default: Any = None) -> Any:
-        row = self._db.execute("SELECT value FROM meta WHERE key = ?", [key]).fetchone()
-        return default if row is None else json.loads(row[0])
+        rows = self._db.execute("SELECT value FROM meta WHERE key = ?", [key]).fetchall()
+        return json.loads(rows[0][0]) if rows else default
 
     def positions(self) -> dict[Partition, Position]:
         rows = self._db.execute("SELECT topic, part, next_offset, waiting, identity FROM offsets").fetchall()

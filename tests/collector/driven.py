@@ -15,11 +15,13 @@ from collector.settings import CollectorSettings
 from schemas.stream import Stream
 from schemas.tables.read import FILE_NAME, open_published
 
-SMALL = {"recent_events": 1 << 14, "recent_hashes": 1 << 16, "publish_interval_s": 0.05, "min_free_bytes": 0}
+SMALL = {"recent_events": 1 << 14, "recent_hashes": 1 << 16, "publish_interval_s": 0.05, "min_free_bytes": 0,
+    "lateness_s": 0.02,
+         "keep_s": 1e12, "kv_events_keep_s": 1e12}  # fmt: skip
 
 
 def settings(data_dir: Path, stream: str = "memory://test", **more: Any) -> CollectorSettings:
-    return CollectorSettings(**{"data_dir": data_dir, "stream": stream, "port": 0, **SMALL, **more})
+    return CollectorSettings(**{"data_dir": data_dir, "stream": stream, "metrics_port": 0, **SMALL, **more})
 
 
 def caught_up(collector: Collector, stream: Stream) -> bool:

@@ -1,0 +1,517 @@
+"""The collector over a real local stream: nothing lost, nothing twice, whatever happens to the process, the disk or the stream."""
+
+from __future__ import annotations
+
+import errno
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collector.ingest
+from collector.ingest import Collector, pack_waiting, unpack_waiting
+from schemas.changes import Change
+from schemas.kv_events import COMPLETE, Kind, encode
+from schemas.settings import SettingsError
+from schemas.stream import Stream, StreamUnavailable, open_stream
+from schemas.stream.memory import MemoryHub
+from schemas.tables.read import FILE_NAME
+from schemas.topics import CHANGES, DECISIONS, KV_EVENTS, OUTCOMES, topic_specs
+from tests.collector.batches import batch, event
+from tests.collector.driven import ask, drain, settings
+from tests.collector.traffic import WHAT_IS_THERE, WORKERS, Traffic, decision, load, outcome, pack_hashes_of, put, what_must_be_there
+
+W0 = WORKERS[0]
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Iterator[Stream]:
+    with open_stream(f"local:{tmp_path / 'stream.sqlite'}?durability=process") as opened:
+        opened.ensure_topics(topic_specs("", 2))
+        yield opened
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+class Died(BaseException):
+    """The process was killed here."""
+
+
+def started(data_dir: Path, stream: Stream, **more: Any) -> Collector:
+    at_step = {k: more.pop(k) for k in ("at_step",) if k in more}
+    made = Collector(settings(data_dir, **more), stream, **at_step)
+    try:
+        made.start()
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def collected(data_dir: Path, stream: Stream, **more: Any) -> None:
+    """A whole life of a collector: start, read all there is, stop."""
+    one = started(data_dir, stream, **more)
+    try:
+        drain(one, stream)
+    except BaseException:
+        one.close()
+        raise
+    one.stop()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_death_between_any_two_steps_loses_nothing_and_doubles_nothing(stream: Stream, data_dir: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    writer = stream.writer()
+    traffic = Traffic(writer, rng=random.Random(seed + 100))
+    deaths = 0
+    for _ in range(12):
+        for _ in range(rng.randint(5, 40)):
+            traffic.step()
+        writer.flush(10)
+        left = rng.randint(1, 25)
+
+        def die(step: str) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Died(step)
+
+        victim = None
+        try:
+            victim = Collector(
+                settings(data_dir, poll_records=rng.choice([7, 50, 1000]), checkpoint_blocks=rng.choice([1, 60])), stream, at_step=die
+            )
+            victim.start()
+            for _ in range(rng.randint(1, 12)):
+                victim.turn()
+        except Died:
+            deaths += 1
+        finally:
+            if victim is not None:
+                victim.close()
+        if (data_dir / FILE_NAME).exists():
+            ask(data_dir, WHAT_IS_THERE)
+    writer.close(10)
+    collected(data_dir, stream, checkpoint_blocks=60)
+    assert deaths >= 4
+    assert ask(data_dir, WHAT_IS_THERE) == [what_must_be_there(traffic.sent)]
+    held = {(w, r): (b, d) for w, r, b, d in ask(data_dir, "SELECT worker, rank, resident_blocks, distinct_blocks FROM workers")}
+    assert held == {(w.worker, 0): (c.total(), len(+c)) for w, c in traffic.held.items()}
+    assert ask(data_dir, "SELECT DISTINCT trust FROM workers") == [("exact",)]
+
+
+def test_requests_in_flight_are_seen_at_once_and_survive_a_crash(stream: Stream, data_dir: Path) -> None:
+    writer = stream.writer()
+    now = time.time()
+    put(writer, "", decision("flying", now))
+    writer.flush(10)
+    first = started(data_dir, stream)
+    drain(first, stream, told=False)
+    first.close()
+    assert ask(data_dir, "SELECT request_id, ended_at, status, outcome_missing FROM requests") == [("flying", None, None, False)]
+    second = started(data_dir, stream)
+    drain(second, stream, told=False)
+    assert ask(data_dir, "SELECT count(*) FROM requests") == [(1,)]
+    put(writer, "", outcome("flying", now + 0.5))
+    writer.close(10)
+    drain(second, stream)
+    second.stop()
+    assert ask(data_dir, "SELECT request_id, status, cached_tokens FROM requests") == [("flying", 200, 32)]
+    assert ask(data_dir, "SELECT count(*) FROM candidates") == [(1,)]
+
+
+def test_missing_halves_are_closed_and_flagged_and_late_ones_set_aside(stream: Stream, data_dir: Path) -> None:
+    writer = stream.writer()
+    now = time.time()
+    put(writer, "", decision("no outcome", now - 100))
+    put(writer, "", outcome("no decision", now - 100))
+    put(writer, "", decision("twice", now - 1))
+    put(writer, "", decision("twice", now - 1))
+    put(writer, "", outcome("twice", now))
+    put(writer, "", outcome("twice", now))
+    writer.flush(10)
+    one = started(data_dir, stream, outcome_wait_s=5.0, decision_wait_s=5.0)
+    drain(one, stream)
+    deadline = time.monotonic() + 20
+    while one.fold.join.open and time.monotonic() < deadline:
+        one.turn()
+    put(writer, "", outcome("no outcome", now))
+    put(writer, "", decision("no decision", now))
+    writer.close(10)
+    drain(one, stream)
+    one.stop()
+    assert ask(data_dir, "SELECT request_id, outcome_missing, decision_missing FROM requests ORDER BY 1") == [
+        ("no decision", False, True),
+        ("no outcome", True, False),
+        ("twice", False, False),
+    ]
+    assert ask(data_dir, "SELECT reason FROM dead_letters ORDER BY 1") == [
+        ("late: request no decision was closed without this decision",),
+        ("late: request no outcome was closed without this outcome",),
+    ]
+    health = dict(ask(data_dir, "SELECT name, value FROM data_health WHERE area = 'join'"))
+    assert (health["duplicate_decision"], health["duplicate_outcome"], health["outcome_missing"], health["decision_missing"]) == (
+        1,
+        1,
+        1,
+        1,
+    )
+
+
+def test_poison_costs_itself_only_and_says_why(stream: Stream, data_dir: Path) -> None:
+    writer = stream.writer()
+    good = encode(batch(W0, 1, 0, 1_790_000_000.0, event(Kind.EPOCH_STARTED, flags=COMPLETE), event(Kind.STORED, [1, 2])))
+    for topic, key, value in (
+        (KV_EVENTS, b"k", b"short"),
+        (KV_EVENTS, b"k", b"\0" * 80),
+        (KV_EVENTS, b"k", good[:-8]),
+        (KV_EVENTS, b"k", good[:4] + b"\x09\x00" + good[6:]),
+        (KV_EVENTS, W0.key, good),
+        (DECISIONS, b"\xff", b"[]"),
+        (DECISIONS, b"v", decision("v", 1.0).model_dump_json().replace('"version":1', '"version":7').encode()),
+        (OUTCOMES, b"o", b'{"version":1}'),
+        (CHANGES, b"c", b"\xff\xfe"),
+    ):
+        writer.append(topic, key, value)
+    writer.close(10)
+    collected(data_dir, stream)
+    found = ask(data_dir, "SELECT topic, key, reason, size_bytes, value FROM dead_letters ORDER BY topic, stream_partition, stream_offset")
+    assert len(found) == 8
+    reasons = " | ".join(r[2] for r in found)
+    for part in (
+        "is no multiple of 8",
+        "does not start with WWKV",
+        "do not hold",
+        "version 9 is unknown",
+        "version: Input should be 1",
+        "request_id: Field required",
+    ):
+        assert part in reasons
+    assert all(len(r[4]) == r[3] for r in found)
+    assert ask(data_dir, "SELECT resident_blocks, trust FROM workers") == [(2, "exact")]
+
+
+def test_a_record_that_the_kernel_takes_but_its_name_belies_is_set_aside(stream: Stream, data_dir: Path) -> None:
+    writer = stream.writer()
+    good = encode(batch(W0, 1, 0, 1_790_000_000.0, event(Kind.STORED, [1])))
+    writer.append(KV_EVENTS, b"k", good[:8] + b"\1" * 8 + good[16:])
+    writer.close(10)
+    collected(data_dir, stream)
+    assert ask(data_dir, "SELECT reason FROM dead_letters") == [("no KV batch: worker id does not belong to p/w0/0",)]
+    assert ask(data_dir, "SELECT count(*) FROM kv_events") == [(0,)]
+
+
+def test_a_full_disk_pauses_reading_and_loses_nothing(stream: Stream, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = stream.writer()
+    traffic = Traffic(writer)
+    one = started(data_dir, stream)
+    for _ in range(60):
+        traffic.step()
+    writer.flush(10)
+    whole = collector.ingest.write_segment
+    full = True
+
+    def no_room(*args: Any, **kwargs: Any) -> Any:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(collector.ingest, "write_segment", no_room)
+    deadline = time.monotonic() + 10
+    while one.health.state != "paused" and time.monotonic() < deadline:
+        one.turn()
+    assert one.ready == (False, one.health.reason)
+    assert "the disk is full" in one.health.reason
+    assert ask(data_dir, "SELECT state FROM published") == [("paused",)]
+    assert ask(data_dir, "SELECT status FROM data_health WHERE name = 'state'") == [("bad",)]
+    for _ in range(30):
+        traffic.step()
+    writer.close(10)
+    one.turn()
+    full = False
+    drain(one, stream)
+    assert one.health.state == "running"
+    one.stop()
+    assert ask(data_dir, WHAT_IS_THERE) == [what_must_be_there(traffic.sent)]
+
+
+def test_a_disk_nearly_full_pauses_before_it_is(stream: Stream, data_dir: Path) -> None:
+    one = started(data_dir, stream, min_free_bytes=1 << 60)
+    one.turn()
+    one.turn()
+    assert "min_free_bytes" in one.health.reason
+    assert ask(data_dir, "SELECT state FROM published") == [("paused",)]
+    one.close()
+
+
+def test_a_transaction_that_was_committed_though_it_said_it_failed_is_not_repeated(
+    stream: Stream, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = stream.writer()
+    traffic = Traffic(writer)
+    for _ in range(80):
+        traffic.step()
+    writer.close(10)
+    one = started(data_dir, stream)
+    whole = one._state.commit
+    failures = 0
+
+    def doubtful(change: Any) -> None:
+        nonlocal failures
+        whole(change)
+        if failures < 3:
+            failures += 1
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(one._state, "commit", doubtful)
+    drain(one, stream)
+    one.stop()
+    assert failures == 3
+    assert ask(data_dir, WHAT_IS_THERE) == [what_must_be_there(traffic.sent)]
+
+
+def test_while_the_stream_is_away_it_says_so_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
+    hub = MemoryHub()
+    stream = open_stream("memory://x", memory=hub)
+    stream.ensure_topics(topic_specs("", 2))
+    data_dir = tmp_path / "data"
+    one = started(data_dir, stream)
+    writer = stream.writer()
+    traffic = Traffic(writer)
+    for _ in range(20):
+        traffic.step()
+    writer.flush(10)
+    drain(one, stream)
+    assert one._reader is not None
+    poll = one._reader.poll
+
+    def away(*_: Any) -> Any:
+        raise StreamUnavailable("the broker is away: start it")
+
+    one._reader.poll = away  # type: ignore[method-assign]
+    for _ in range(3):
+        one.turn()
+    one._commit_and_publish()
+    assert one.ready[0] is False
+    assert "the broker is away" in one.ready[1]
+    assert ask(data_dir, "SELECT status FROM data_health WHERE name = 'connected'") == [("bad",)]
+    one._reader.poll = poll  # type: ignore[method-assign]
+    for _ in range(20):
+        traffic.step()
+    writer.close(10)
+    drain(one, stream)
+    assert one.ready[0] is True
+    one.stop()
+    assert ask(data_dir, WHAT_IS_THERE) == [what_must_be_there(traffic.sent)]
+    stream.close()
+
+
+def test_records_that_retention_deleted_unread_are_an_event_and_trust_falls(stream: Stream, data_dir: Path) -> None:
+    writer = stream.writer()
+    for seq in range(4):
+        events = [event(Kind.EPOCH_STARTED, flags=COMPLETE)] if seq == 0 else [event(Kind.STORED, [seq])]
+        writer.append(KV_EVENTS, W0.key, encode(batch(W0, 1, seq, 1_790_000_000.0 + seq, *events)))
+    writer.flush(10)
+    collected(data_dir, stream)
+    part = next(p for p, end in stream.end_offsets(KV_EVENTS).items() if end)
+    for seq in range(4, 10):
+        writer.append(KV_EVENTS, W0.key, encode(batch(W0, 1, seq, 1_790_000_000.0 + seq, event(Kind.STORED, [seq]))))
+    writer.close(10)
+    stream.delete_before(KV_EVENTS, {part: 7})
+    collected(data_dir, stream)
+    (text,) = ask(data_dir, "SELECT text FROM changes WHERE kind = 'gap' AND text LIKE 'stream:%'")[0]
+    assert f"retention deleted 3 records of kv-events/{part} (offsets 4 to 6)" in text
+    assert ask(data_dir, "SELECT value, status FROM data_health WHERE name = 'lost_records'") == [(3, "bad")]
+    assert ask(data_dir, "SELECT trust FROM workers") == [("degraded",)]
+    assert ask(data_dir, "SELECT count(*) FROM kv_events") == [(7,)]
+
+
+@pytest.mark.parametrize("while_running", [True, False])
+def test_a_topic_made_anew_is_read_from_its_start_and_said(tmp_path: Path, data_dir: Path, while_running: bool) -> None:
+    path = tmp_path / "s.sqlite"
+    url = f"local:{path}?durability=process"
+
+    def fill(first: int, n: int) -> None:
+        with open_stream(url) as stream:
+            stream.ensure_topics(topic_specs("", 1))
+            writer = stream.writer()
+            for i in range(n):
+                put(writer, "", Change(time_s=1_790_000_000.0 + i, text=f"change {first + i}"))
+            writer.close(10)
+
+    fill(0, 5)
+    with open_stream(url) as stream:
+        one = started(data_dir, stream)
+        drain(one, stream)
+        if not while_running:
+            one.stop()
+        for file in (path, path.with_name("s.sqlite-wal"), path.with_name("s.sqlite-shm")):
+            file.unlink(missing_ok=True)
+        fill(100, 8)
+        if not while_running:
+            one = started(data_dir, stream)
+        deadline = time.monotonic() + 20
+        while not one.fold.counters["stream_gaps"] and time.monotonic() < deadline:
+            one.turn()
+        drain(one, stream)
+        one.stop()
+    texts = {t for (t,) in ask(data_dir, "SELECT text FROM changes WHERE author IS NULL")}
+    assert texts == {f"change {i}" for i in (*range(5), *range(100, 108))}
+    assert ask(data_dir, "SELECT count(*) FROM changes WHERE author = 'collector' AND text LIKE '%made anew%'")[0][0] >= 1
+
+
+def test_restarts_gaps_and_clears_become_changes(stream: Stream, data_dir: Path) -> None:
+    writer = stream.writer()
+    at = 1_790_000_000.0
+    for b in (
+        batch(W0, 1, 0, at, event(Kind.EPOCH_STARTED, flags=COMPLETE)),
+        batch(W0, 1, 4, at + 1, event(Kind.GAP, seq=1, parent=4), first_seq=1),
+        batch(W0, 1, 5, at + 2, event(Kind.CLEARED)),
+        batch(W0, 1, 9, at + 3, event(Kind.STORED, [1])),
+        batch(W0, 2, 0, at + 4, event(Kind.EPOCH_STARTED, flags=COMPLETE)),
+    ):
+        writer.append(KV_EVENTS, W0.key, encode(b))
+    writer.close(10)
+    collected(data_dir, stream)
+    assert ask(data_dir, "SELECT kind, text, worker FROM changes ORDER BY kind, text") == [
+        ("clear", "rank 0: the engine's cache was cleared", "w0"),
+        ("gap", "rank 0: 3 engine batches are missing without a gap mark", "w0"),
+        ("gap", "rank 0: 4 engine batches are lost", "w0"),
+        ("restart", "rank 0: the cache starts anew (epoch 2)", "w0"),
+    ]
+    assert ask(data_dir, "SELECT sum(lost_batches), sum(clears) FROM worker_10s") == [(7, 3)]
+
+
+def test_buckets_close_into_segments_and_small_segments_become_larger_ones(stream: Stream, data_dir: Path) -> None:
+    writer = stream.writer()
+    traffic = Traffic(writer)
+    one = started(data_dir, stream, poll_records=40, publish_interval_s=0.001, reader_grace_s=0.0, bucket_close_s=10.0)
+    for _ in range(18):
+        for _ in range(12):
+            traffic.step()
+        writer.flush(10)
+        drain(one, stream)
+    writer.close(10)
+    deadline = time.monotonic() + 20
+    while (any(s.level == 0 for s in one.manifest if s.table == "kv_events") and len(one.manifest) > 60) and time.monotonic() < deadline:
+        one.turn()
+    assert any(s.level > 0 for s in one.manifest)
+    assert any(s.table == "worker_10s" for s in one.manifest)
+    assert one._state.live("live_worker_10s").num_rows < ask(data_dir, "SELECT count(*) FROM worker_10s")[0][0]
+    one.stop()
+    named = {s.name for s in one.manifest} | one._retired.keys()
+    there = {f"{p.parent.name}/{p.name}" for p in (data_dir / "segments").glob("*/*")}
+    assert there <= named
+    assert ask(data_dir, WHAT_IS_THERE) == [what_must_be_there(traffic.sent)]
+
+
+def test_old_rows_go_by_age_and_by_size(stream: Stream, data_dir: Path) -> None:
+    writer = stream.writer()
+    now = time.time()
+    for age_s in (1000.0, 10.0):
+        put(writer, "", Change(time_s=now - age_s, text=f"{age_s:.0f} s ago"))
+        writer.flush(10)
+        one = started(data_dir, stream, keep_s=5000.0)
+        drain(one, stream)
+        one.stop()
+    writer.close(10)
+    assert ask(data_dir, "SELECT count(*) FROM changes") == [(2,)]
+    one = started(data_dir, stream, keep_s=100.0, reader_grace_s=0.0)
+    drain(one, stream)
+    time_up = time.monotonic() + 10
+    while len(list((data_dir / "segments" / "changes").iterdir())) > 1 and time.monotonic() < time_up:
+        one.turn()
+    one.stop()
+    assert ask(data_dir, "SELECT text FROM changes") == [("10 s ago",)]
+    assert len(list((data_dir / "segments" / "changes").iterdir())) == 1
+
+
+def test_load_readings_become_means_growth_and_the_state_of_workers(stream: Stream, data_dir: Path) -> None:
+    writer = stream.writer()
+    at = 1_790_000_000.0
+    for i, (running, hits) in enumerate([(1.0, 100.0), (3.0, 150.0), (5.0, 40.0)]):
+        put(writer, "", load(W0, at + i, running=running, prefix_hits_tokens=hits, capacity_blocks=99, block_size=16, model="m"))
+        writer.flush(10)
+        collected(data_dir, stream)
+    writer.close(10)
+    assert ask(data_dir, "SELECT running, engine_hit_tokens, waiting FROM worker_10s") == [(3.0, 90.0, None)]
+    assert ask(data_dir, "SELECT engine, model, up, trust, capacity_blocks, running, resident_blocks FROM workers") == [
+        ("vllm", "m", True, "blind", 99, 5.0, None)
+    ]
+
+
+def test_a_second_collector_in_the_folder_is_refused_with_the_first_ones_process(stream: Stream, data_dir: Path) -> None:
+    import os
+
+    one = started(data_dir, stream)
+    with pytest.raises(SettingsError, match=rf"`data_dir`: another collector \(process {os.getpid()}\)"):
+        started(data_dir, stream)
+    one.stop()
+    started(data_dir, stream).stop()
+
+
+def test_the_published_file_keeps_its_contract_and_is_fresh_when_idle(stream: Stream, data_dir: Path) -> None:
+    one = started(data_dir, stream)
+    assert ask(data_dir, "SELECT state, watermark, has_events, version FROM published") == [("running", None, False, "1.0")]
+    writer = stream.writer()
+    put(writer, "", decision("a", time.time()))
+    writer.close(10)
+    drain(one, stream, told=False)
+    deadline = time.monotonic() + 10
+    seen = set()
+    while len(seen) < 3 and time.monotonic() < deadline:
+        one.turn()
+        row = ask(data_dir, "SELECT published_at, watermark FROM published")[0]
+        if row[1] is not None:
+            seen.add(row)
+    assert len({r[0] for r in seen}) == len({r[1] for r in seen}) == 3
+    one.stop()
+    assert ask(data_dir, "SELECT state FROM published") == [("stopped",)]
+
+
+def test_a_damaged_checkpoint_is_rebuilt_from_the_stream(stream: Stream, data_dir: Path) -> None:
+    writer = stream.writer()
+    traffic = Traffic(writer)
+    for _ in range(50):
+        traffic.step()
+    writer.close(10)
+    collected(data_dir, stream)
+    (file,) = (data_dir / "checkpoints").glob("*.npz")
+    file.write_bytes(file.read_bytes()[:100])
+    collected(data_dir, stream)
+    assert ask(data_dir, WHAT_IS_THERE) == [what_must_be_there(traffic.sent)]
+    assert dict(ask(data_dir, "SELECT worker, resident_blocks FROM workers")) == {w.worker: c.total() for w, c in traffic.held.items()}
+
+
+def test_a_hit_is_told_by_block_even_when_the_cache_was_cleared_since(stream: Stream, data_dir: Path) -> None:
+    writer = stream.writer()
+    at = 1_790_000_000.0
+    chain = [11, 12, 13, 14]
+    for b in (
+        batch(W0, 1, 0, at, event(Kind.EPOCH_STARTED, flags=COMPLETE)),
+        batch(W0, 1, 1, at + 1, event(Kind.STORED, chain[:2], parent=5)),
+        batch(W0, 1, 2, at + 3, event(Kind.STORED, chain[2:], parent=12)),
+        batch(W0, 1, 3, at + 4, event(Kind.REMOVED, [11])),
+        batch(W0, 1, 4, at + 5, event(Kind.CLEARED)),
+        batch(W0, 1, 5, at + 6, event(Kind.STORED, [99])),
+    ):
+        writer.append(KV_EVENTS, W0.key, encode(b))
+    put(writer, "", decision("q", at + 2, chain=pack_hashes_of(chain), block_size=16, token_source="exact", prompt_tokens=70))
+    put(writer, "", outcome("q", at + 3.5, prompt_tokens=70, cached_tokens=32))
+    writer.close(10)
+    collected(data_dir, stream)
+    assert ask(data_dir, "SELECT event_hit_tokens, cached_tokens FROM requests") == [(32, 32)]
+    assert ask(data_dir, "SELECT sum(event_requests), sum(event_mismatches) FROM worker_10s") == [(1, 0)]
+
+
+def test_open_offsets_survive_packing() -> None:
+    assert unpack_waiting(pack_waiting([5 << 1, (1 << 40) << 1 | 1])) == {5: False, 1 << 40: True}
+    assert unpack_waiting(pack_waiting(np.array([], np.int64))) == {}
