@@ -52,7 +52,7 @@ def query(name: str) -> Query:
 
 def ask(snapshot: Snapshot, name: str, filters: Filters, window: Window, **more: Any) -> list[dict[str, Any]]:
     """The rows of an answer."""
-    return ask_table(snapshot, name, filters, window, **more).to_pylist()  # type: ignore[no-any-return]
+    return ask_table(snapshot, name, filters, window, **more).to_pylist()
 
 
 def ask_table(snapshot: Snapshot, name: str, filters: Filters, window: Window, **more: Any) -> pa.Table:

@@ -147,8 +147,9 @@ def _poll() -> None:
     tone = "warn" if word != "live" else "calm" if paused else "good"
     behind = None if published.watermark is None else max(0.0, (now - published.watermark).total_seconds())
     text = f"{'paused' if paused else word} · " + ("no data yet" if behind is None else f"data {units.age(behind)} old")
+    written = f"File written {units.clock(published.published_at)}; data up to {units.clock(published.watermark)}"
     st.html(
-        f'<span class="ww-live {tone}" title="File written {units.clock(published.published_at)}; data up to {units.clock(published.watermark)}">'
+        f'<span class="ww-live {tone}" title="{html_text(written)}">'
         f"<i></i>{html_text(text)} <b>{units.clock(published.watermark)}</b></span>",
         width="content",
     )

@@ -122,7 +122,7 @@ def _key_figures(view: View) -> None:
             ),
             good="down",
             course=[_over(r["computed_again_tokens"], r["known_prompt_tokens"]) for r in waste_course],
-            explain="Prompt tokens that some worker of the pool held at dispatch, but the chosen worker computed: routing or eviction lost them.",
+            explain="Prompt tokens that some worker of the pool held at dispatch, but the chosen one computed: lost by routing or evicted.",
         )
         key_figure(
             "Failed",

@@ -234,14 +234,9 @@ def _detail(view: View) -> None:
         elif rows:
             total = view.ask("ttft", measure="ttft")[0]
             enough = (total["n"] or 0) >= least
-            nothing(
-                f"No bin of {units.window_text(view.window.bin_s)} has {least} requests; look at a longer range. "
-                + (
-                    f"Whole window: p50 {units.seconds(total['p50_s'])}, p90 {units.seconds(total['p90_s'])}, p99 {units.seconds(total['p99_s'])}, n {total['n']}."
-                    if enough
-                    else ""
-                )
-            )
+            percentiles = ", ".join(f"{p} {units.seconds(total[f'{p}_s'])}" for p in ("p50", "p90", "p99"))
+            whole = f"Whole window: {percentiles}, n {total['n']}." if enough else ""
+            nothing(f"No bin of {units.window_text(view.window.bin_s)} has {least} requests; look at a longer range. {whole}")
         else:
             nothing(lacking(view, "has_outcomes") or "No streamed answer in this window.")
     with right, panel(view, "Load of this worker", name, "worker_over_time"):

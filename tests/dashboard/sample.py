@@ -1,4 +1,4 @@
-"""A published file made by hand: an hour of a small fleet with a story, from one seed. Rollups are summed from the very requests beside them.
+"""A published file made by hand: an hour of a small fleet with a story, from one seed. Rollups are summed from its own requests.
 
 The story: four workers in one pool and one, with two ranks, in another; `gpu-3` restarts 35 minutes before the end and warms up again;
 from minute 20 to 10 before the end somebody tries round robin; `gpu-4` had a gap in its events. `write` makes the file in any of the forms
@@ -88,7 +88,7 @@ def load_only(end: datetime = END) -> Sample:
     for name in ("requests", "candidates", "latency_10s", "changes"):
         out.tables[name] = []
     for row in out["worker_10s"]:
-        for c in _OF_REQUESTS + ("stored_blocks", "removed_blocks", "clears", "lost_batches", "resident_blocks"):
+        for c in (*_OF_REQUESTS, "stored_blocks", "removed_blocks", "clears", "lost_batches", "resident_blocks"):
             row[c] = None if c in ("resident_blocks", "hit_share_sum") else 0
     for row in out["workers"]:
         row |= {"trust": "blind", "trust_reason": "no KV event seen", "epoch": None, "seq": None, "epoch_started_at": None}
@@ -299,12 +299,12 @@ def _health(end: datetime) -> list[Row]:
         ("stream", "kv-events/0", "lag_records", 3.0, "records", "ok", "The collector is 3 records behind the end of the topic."),
         ("stream", "decisions/0", "lag_records", 0.0, "records", "ok", "Nothing waits."),
         ("stream", "outcomes/0", "lag_records", None, "records", "unknown", "The end of the topic could not be asked."),
-        ("bridge", "qwen3-32b/gpu-4:8000", "lost_batches", 19.0, "batches", "warn", "19 engine batches are lost for good; trust is degraded."),
+        ("bridge", "qwen3-32b/gpu-4:8000", "lost_batches", 19.0, "batches", "warn", "19 engine batches are lost; trust is degraded."),
         ("bridge", "qwen3-32b/gpu-3:8000", "restarts", 1.0, "", "warn", "A new epoch began; the cache starts empty."),
         ("collector", "", "dead_letters", 5.0, "records", "warn", "5 records could not be used; see dead_letters for the reasons."),
         ("collector", "", "disk_free_bytes", 8.1e11, "bytes", "ok", "Enough space for segments."),
         ("join", "", "outcome_missing", 0.0, "requests", "ok", "Each decision got its outcome in time."),
-        ("join", "", "late_records", 2.0, "records", "bad", "Records came after the lateness bound; raise `lateness_s` <b>or</b> look for a slow bridge."),
+        ("join", "", "late_records", 2.0, "records", "bad", "Records came too late; raise `lateness_s` <b>or</b> find the slow bridge."),
     )  # fmt: skip
     keys = ("area", "subject", "name", "value", "unit", "status", "detail")
     return [dict(zip(keys, c, strict=True)) | {"at": end} for c in checks]
@@ -314,7 +314,8 @@ def _dead_letters(end: datetime) -> list[Row]:
     reasons = ["unknown schema version 9"] * 3 + ["no JSON: expected value at byte 0", "<img src=x onerror=alert(1)> 🦊 no worker"]
     return [
         {
-            "at": end - timedelta(minutes=3 * i), "topic": "outcomes" if i % 2 else "decisions", "stream_partition": 0, "stream_offset": 100 + i,
+            "at": end - timedelta(minutes=3 * i), "topic": "outcomes" if i % 2 else "decisions",
+            "stream_partition": 0, "stream_offset": 100 + i,
             "key": f"req-{i}", "reason": reason, "size_bytes": 40 + i, "value": b"\x00\xff",
         }
         for i, reason in enumerate(reasons)
