@@ -67,7 +67,9 @@ class CollectorProcess:
     def __init__(self, bootstrap: str, root: Path, name: str) -> None:
         self.data_dir = root / name
         self._log = (root / f"{name}.log").open("w")
-        arguments = ["--stream", f"kafka://{bootstrap}", "--topic-prefix", f"{name}.", "--data-dir", str(self.data_dir), "--metrics-port", "0"]
+        arguments = [
+            "--stream", f"kafka://{bootstrap}", "--topic-prefix", f"{name}.", "--data-dir", str(self.data_dir), "--metrics-port", "0",
+        ]  # fmt: skip
         self.process = subprocess.Popen(
             [sys.executable, "-m", "warmwatch", "collect", *arguments], stdout=self._log, stderr=self._log, cwd=Path(__file__).parents[1]
         )
