@@ -128,6 +128,20 @@ def _chunks(ring, ring_hashes, reach, own, chain, first, since_s):  # type: igno
 
 
 @numba.njit(cache=True)
+def _covers(ring, reach, last, since_s):  # type: ignore[no-untyped-def]
+    """The ring still holds all the worker's events since since_s."""
+    at = last
+    while at >= reach[0]:
+        e = ring[at & (len(ring) - 1)]
+        if e["start"] < reach[1]:
+            return False
+        if e["time_s"] < since_s:
+            return True
+        at = e["prev"]
+    return at < 0
+
+
+@numba.njit(cache=True)
 def _first_after(ring, reach, last, time_s):  # type: ignore[no-untyped-def]
     """The worker's first event later than time_s (or one beyond its last)."""
     found = last + 1
@@ -279,7 +293,7 @@ def tell(state: Residency, ranks: Sequence[int], request: Running) -> Hit:
     reach = state.reach()
     if request.own is not None:
         number, at = request.own
-        if at < reach[0] or state.ring[at & (len(state.ring) - 1)]["start"] < reach[1]:
+        if at < reach[0]:
             return Hit(None, number, _WHY[_TOO_FAR])
         first = len(request.chain) - int(state.ring[at & (len(state.ring) - 1)]["count"])
         before = int(_chunks(state.ring, state.ring_hashes, reach, at, request.chain, first, request.started_s))
@@ -295,6 +309,8 @@ def tell(state: Residency, ranks: Sequence[int], request: Running) -> Hit:
     else:
         return Hit(None, None, "no event of this request, so its rank is unknown")
     w = state.workers[number]
+    if not _covers(state.ring, reach, w["last"], request.started_s):
+        return Hit(None, number, _WHY[_TOO_FAR])  # an own store may have been forgotten
     blocks, code = _hit(
         state.table, state.ring, state.ring_hashes, reach, w["last"], w["instance"], w["trust"],
         w["owners"], w["windowed"], request.chain[: request.hit_blocks_max], before, until_s,
