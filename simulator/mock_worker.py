@@ -26,6 +26,7 @@ import uvicorn
 from schemas.settings import SettingsError
 from simulator.engine import MockEngine
 from simulator.http_app import HttpApp
+from simulator.processes import ending_with_us
 from simulator.settings import MockEngineSettings
 
 
@@ -168,8 +169,8 @@ class MockWorkerProcess:
 def start_workers(count: int, settings: MockEngineSettings, timeout_s: float = 60.0) -> list[MockWorkerProcess]:
     """`count` mock engines, each in its own process, all ready. Ports in `settings` should be 0 when there are several.
     Raises SettingsError, having stopped all, when one does not come up."""
-    command = [sys.executable, "-m", "simulator.mock_worker", settings.model_dump_json(exclude={"hash_key"})]
-    workers = [MockWorkerProcess(subprocess.Popen(command, stdout=subprocess.PIPE)) for _ in range(count)]
+    command = ending_with_us([sys.executable, "-m", "simulator.mock_worker", settings.model_dump_json(exclude={"hash_key"})])
+    workers = [MockWorkerProcess(subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)) for _ in range(count)]
     deadline = time.monotonic() + timeout_s
     try:
         for worker in workers:

@@ -1,24 +1,27 @@
 """One subcommand of `warmwatch` as a child process: started with a log file, ready when it says so, ended with us.
 
-A subcommand prints `READY name=address ...` on its standard output once it can do its job; everything else it says goes to the log.
+A subcommand prints `READY name=address ...` on its standard output once it can do its job. All that it says goes to its log, too.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import selectors
-import signal
+import shutil
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 from schemas.settings import SettingsError
 
-PR_SET_PDEATHSIG = 1
+READY = "READY "
+
+
+def ending_with_us(command: list[str]) -> list[str]:
+    """The command such that the kernel ends it with SIGTERM when this process is gone, however that came; as it is where util-linux's
+    setpriv is missing. The signal comes with the end of the thread that starts it: start from one that stays."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "TERM", *command] if setpriv else command
 
 
 class Subprocess:
@@ -29,40 +32,38 @@ class Subprocess:
         self.name = name
         self.log = logs / f"{name}.log"
         self._stop_limit_s = stop_limit_s
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "warmwatch", name, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C is ours to pass on, in order
-                preexec_fn=end_with_parent if sys.platform == "linux" else None,  # no thread of ours holds a lock yet
-            )
+        self._addresses: dict[str, str] | None = None
+        self._told = threading.Event()  # it got ready, or it ended
+        self._process = subprocess.Popen(
+            ending_with_us([sys.executable, "-m", "warmwatch", name, *arguments]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is ours to pass on, in order
+        )
+        self._listener = threading.Thread(target=self._listen, name=f"{name}-output", daemon=True)
+        self._listener.start()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output, self.log.open("wb", buffering=0) as log:
+            for line in output:
+                log.write(line)
+                if self._addresses is None and line.startswith(READY.encode()):
+                    words = line.decode(errors="replace").split()[1:]
+                    self._addresses = dict(word.split("=", 1) for word in words if "=" in word)
+                    self._told.set()
+        self._told.set()
 
     def ready(self, limit_s: float) -> dict[str, str]:
         """The addresses of its READY line. Raises SettingsError with the end of the log when it ends or says nothing in time."""
-        assert self._process.stdout is not None
-        deadline = time.monotonic() + limit_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while selector.select(max(0.0, deadline - time.monotonic())):
-                line = self._read_line(self._process.stdout)
-                if line.startswith("READY "):
-                    return dict(part.split("=", 1) for part in line.split()[1:] if "=" in part)
-                if not line:
-                    break
-        status = self._process.poll()
-        why = f"it did not get ready within {limit_s:.0f} s" if status is None else f"it ended with status {status}"
-        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
-        raise SettingsError(f"{self.name} did not start: {why}; the end of {self.log}:\n{tail}")
-
-    @staticmethod
-    def _read_line(stdout: IO[bytes]) -> str:
-        return stdout.readline().decode(errors="replace").strip()
+        self._told.wait(limit_s)
+        if self._addresses is None:
+            status = self._process.poll()
+            why = f"it did not get ready within {limit_s:.0f} s" if status is None else f"it ended with status {status}"
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
+            raise SettingsError(f"{self.name} did not start: {why}; the end of {self.log}:\n{tail}")
+        return self._addresses
 
     def running(self) -> bool:
         return self._process.poll() is None
@@ -76,8 +77,7 @@ class Subprocess:
             except subprocess.TimeoutExpired:
                 self._process.kill()
         status = self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._listener.join()
         return status
 
     def __enter__(self) -> Subprocess:
@@ -85,10 +85,3 @@ class Subprocess:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
-
-
-def end_with_parent() -> None:
-    """In the child, before it starts: the kernel sends it SIGTERM when the parent is gone, however that came."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1:
-        os.kill(os.getpid(), signal.SIGTERM)

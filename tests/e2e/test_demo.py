@@ -1,0 +1,122 @@
+"""The whole path as a person runs it: `warmwatch demo` from mock workers to the published file, over the local log and over Kafka."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from schemas.tables.read import FILE_NAME, open_published
+
+SECONDS = 20
+
+
+def demo(folder, *arguments, **popen):
+    command = [sys.executable, "-m", "warmwatch", "demo", "--data-dir", str(folder), "--headless", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **popen)
+
+
+def run_demo(folder, *arguments):
+    with demo(folder, *arguments) as process:
+        try:
+            out, _ = process.communicate(timeout=150)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return process.returncode, out
+
+
+def ask(folder, question):
+    with contextlib.closing(open_published(folder / FILE_NAME)) as db:
+        return db.execute(question).fetchall()
+
+
+def check_published(folder):
+    """What must hold of every demo run, read from the published file."""
+    ((requests, distinct, with_decision, unfinished),) = ask(
+        folder,
+        "SELECT count(*), count(DISTINCT request_id), count(router), count(*) FILTER (ended_at IS NULL) FROM requests",
+    )
+    assert requests == distinct == with_decision
+    assert requests > 50
+    assert unfinished == 0
+    assert ask(folder, "SELECT count(*) FROM dead_letters") == [(0,)]
+    assert ask(folder, "SELECT DISTINCT trust FROM workers") == [("exact",)]
+    ((told, agreeing),) = ask(
+        folder,
+        "SELECT count(event_hit_tokens), count(*) FILTER (event_hit_tokens = cached_tokens) FROM requests WHERE cached_tokens IS NOT NULL",
+    )
+    assert told > 0.9 * requests
+    assert agreeing > 0.9 * told
+    ((rollup, rows),) = ask(folder, "SELECT (SELECT sum(requests) FROM worker_10s), (SELECT count(*) FROM requests)")
+    assert rollup == rows
+
+
+def test_every_request_is_accounted_for_over_the_local_log(tmp_path):
+    status, out = run_demo(tmp_path / "demo", "--seconds", str(SECONDS))
+    assert status == 0, out
+    assert "Every one is accounted for" in out
+    assert "policy cost" in out
+    assert "policy round_robin" in out
+    check_published(tmp_path / "demo")
+
+
+@pytest.mark.kafka
+def test_every_request_is_accounted_for_over_kafka(tmp_path, kafka):
+    status, out = run_demo(tmp_path / "demo", "--seconds", str(SECONDS), "--kafka")
+    assert status == 0, out
+    assert "Every one is accounted for" in out
+    check_published(tmp_path / "demo")
+
+
+def test_the_cost_policy_hits_more_than_round_robin_on_the_same_traffic(tmp_path):
+    hit = {}
+    for policy in ("cost", "round_robin"):
+        status, out = run_demo(tmp_path / policy, "--seconds", str(SECONDS), "--policy", policy, "--compare-with", "")
+        assert status == 0, out
+        ((hit[policy],),) = ask(tmp_path / policy, "SELECT sum(cached_tokens) / sum(reported_prompt_tokens) FROM worker_10s")
+    assert hit["cost"] > hit["round_robin"] + 0.1
+
+
+def test_ctrl_c_stops_everything_and_loses_nothing(tmp_path):
+    with demo(tmp_path / "demo", start_new_session=True) as process:
+        lines = []
+        children = []
+        for line in process.stdout:
+            lines.append(line)
+            if "requests, 0 failed" in line:
+                children = psutil.Process(process.pid).children(recursive=True)
+                os.killpg(process.pid, signal.SIGINT)
+                break
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, "".join(lines) + out
+    assert "Every one is accounted for" in out
+    assert len(children) >= 7
+    assert not [c for c in children if c.is_running() and c.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_killed_demo_leaves_no_process_behind(tmp_path):
+    with demo(tmp_path / "demo") as process:
+        for line in process.stdout:
+            if "traffic runs" in line:
+                break
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.communicate(timeout=30)
+    assert len(children) >= 7
+    deadline = time.monotonic() + 40
+    while any(c.is_running() and c.status() != psutil.STATUS_ZOMBIE for c in children):
+        assert time.monotonic() < deadline, [c.cmdline() for c in children if c.is_running()]
+        time.sleep(0.1)
+
+
+def test_a_folder_that_no_demo_made_is_left_alone(tmp_path):
+    (tmp_path / "precious.txt").write_text("mine")
+    status, out = run_demo(tmp_path)
+    assert status == 2
+    assert "setting `data_dir`" in out
+    assert (tmp_path / "precious.txt").read_text() == "mine"
