@@ -7,12 +7,15 @@ POST /policy  {"policy": "...", "pool": "..."}   changes it from the next reques
 from __future__ import annotations
 
 import logging
+import time
 
 import orjson
 
 from router.asgi import BodyTooLarge, ClientLeft, Receive, Scope, Send, error_object, read_body, respond_json
 from router.policy import POLICIES
 from router.pools import Pools
+from router.recorder import Recorder
+from schemas.changes import Change
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +25,8 @@ _MAX_BODY_BYTES = 64 << 10
 class Admin:
     """An ASGI application over the router's own state."""
 
-    def __init__(self, pools: Pools) -> None:
-        self._pools = pools
+    def __init__(self, pools: Pools, recorder: Recorder, router_name: str) -> None:
+        self._pools, self._recorder, self._router_name = pools, recorder, router_name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,6 +54,11 @@ class Admin:
         pool = asked.get("pool")
         if pool is not None and pool not in self._pools.by_name:
             raise ValueError(f"there is no pool {pool!r}; there are {', '.join(self._pools.by_name)}")
-        for name in self._pools.by_name if pool is None else (pool,):
-            log.info("pool %s: the policy is now %s", name, asked["policy"])
-            self._pools.set_policy(name, asked["policy"])
+        for state in self._pools if pool is None else (self._pools.by_name[pool],):
+            if state.policy.name == asked["policy"]:
+                continue
+            text = f"the policy of {self._router_name} is {asked['policy']}, no longer {state.policy.name}"
+            log.info("pool %s: %s", state.name, text)
+            self._pools.set_policy(state.name, asked["policy"])
+            change = Change(time_s=time.time(), kind="policy", text=text, author=self._router_name, pool=state.name)
+            self._recorder.change(change.kind, change.model_dump_json().encode())

@@ -113,7 +113,7 @@ class _AdminServer(uvicorn.Server):
 
 async def _serve(router: Router, listener: socket.socket, admin_listener: socket.socket) -> None:
     await router.start()
-    admin = _AdminServer(router.uvicorn_config(Admin(router.pools)))
+    admin = _AdminServer(router.uvicorn_config(Admin(router.pools, router.recorder, router.settings.router_name)))
     administering = asyncio.create_task(admin.serve(sockets=[admin_listener]))
     try:
         at, admin_at = (_url(x) for x in (listener, admin_listener))

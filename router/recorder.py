@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from schemas.stream import Stream, StreamError, TopicSpec, UnknownTopic, Writer
-from schemas.topics import DECISIONS, OUTCOMES
+from schemas.topics import CHANGES, DECISIONS, OUTCOMES
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,10 @@ class Recorder:
     def outcome(self, request_id: str, record: bytes) -> None:
         """record: JSON of schemas.requests.Outcome."""
         self._put(self._prefix + OUTCOMES, request_id.encode(), record)
+
+    def change(self, kind: str, record: bytes) -> None:
+        """record: JSON of schemas.changes.Change."""
+        self._put(self._prefix + CHANGES, kind.encode(), record)
 
     @property
     def dropped(self) -> int:

@@ -122,7 +122,8 @@ def _start(settings: DemoSettings, folder: Path, parts: contextlib.ExitStack) ->
     at = _step("router", lambda: router.ready(START_LIMIT_S))
     lines = {"router": at["router"] + "/v1", "database": str(folder / FILE_NAME), "stream": stream, "logs": str(logs)}
     if dashboard is not None:
-        lines = {"dashboard": _step("dashboard", lambda: dashboard.ready(START_LIMIT_S))["dashboard"], **lines}
+        address = _step("dashboard", lambda: dashboard.ready(START_LIMIT_S))["dashboard"]
+        lines = {"dashboard": f"{address}/?range=5m", **lines}
     _say(f"everything runs after {time.monotonic() - began:.0f} s")
     for name, where in lines.items():
         print(f"  {name:<10} {where}")

@@ -9,6 +9,7 @@ from router.admin import Admin
 from router.policy import Coefficients
 from router.pools import Pools, TrustRules
 from schemas.block_hash import HashKey
+from schemas.changes import Change
 from schemas.fleet import Fleet
 
 
@@ -20,7 +21,17 @@ def pools():
     return Pools(fleet, {}, "cost", Coefficients(), HashKey(1, 2), TrustRules(10, 60), random.Random(0))
 
 
-async def call(pools, method, path, body=b""):
+class Written:
+    """The recorder's one method that the admin endpoints use."""
+
+    def __init__(self):
+        self.changes = []
+
+    def change(self, kind, record):
+        self.changes.append((kind, Change.model_validate_json(record)))
+
+
+async def call(pools, method, path, body=b"", written=None):
     sent = []
 
     async def receive():
@@ -29,7 +40,7 @@ async def call(pools, method, path, body=b""):
     async def send(message):
         sent.append(message)
 
-    await Admin(pools)({"type": "http", "method": method, "path": path}, receive, send)
+    await Admin(pools, written or Written(), "r1")({"type": "http", "method": method, "path": path}, receive, send)
     return sent[0]["status"], orjson.loads(sent[1]["body"])
 
 
@@ -40,6 +51,16 @@ async def test_the_policy_changes_in_one_pool_or_in_all(pools):
     status, content = await call(pools, "POST", "/policy", b'{"policy": "random"}')
     assert status == 200
     assert content["pools"] == {"a": "random", "b": "random"}
+
+
+async def test_a_change_is_written_once_to_the_stream(pools):
+    written = Written()
+    for _ in range(2):
+        await call(pools, "POST", "/policy", b'{"policy": "round_robin", "pool": "b"}', written)
+    ((kind, change),) = written.changes
+    assert kind == change.kind == "policy"
+    assert (change.pool, change.author) == ("b", "r1")
+    assert change.text == "the policy of r1 is round_robin, no longer cost"
 
 
 @pytest.mark.parametrize(
