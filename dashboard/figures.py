@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -41,7 +42,13 @@ def worker_labels(rows: Sequence[Row]) -> dict[tuple[Any, Any, Any], str]:
     pools: dict[Any, set[Any]] = {}
     for pool, worker, _ in keys:
         pools.setdefault(worker, set()).add(pool)
-    return {k: (f"{k[0]} / " if len(pools[k[1]]) > 1 else "") + str(k[1]) + ("" if k[2] is None else f" · r{k[2]}") for k in keys}
+    ranks = Counter((pool, worker) for pool, worker, _ in keys)
+    return {
+        (pool, worker, rank): (f"{pool} / " if len(pools[worker]) > 1 else "")
+        + str(worker)
+        + (f" · r{rank}" if rank is not None and (rank or ranks[pool, worker] > 1) else "")
+        for pool, worker, rank in keys
+    }
 
 
 def key_of(row: Row) -> tuple[Any, Any, Any]:
@@ -173,7 +180,7 @@ def latency_by_worker(rows: Sequence[Row], min_sample: int) -> Figure:
     shown = [r for r in rows if r["n"] >= min_sample]
     named = worker_labels(rows)
     labels = _distinct([escaped(named[key_of(r)], MOST_LABEL_CHARS) for r in shown])
-    out = _figure(height=max(170, min(620, 24 * len(shown) + 80)), left=8)
+    out = _figure(height=max(280, min(620, 24 * len(shown) + 80)), left=8)
     line_x: list[Any] = []
     line_y: list[Any] = []
     for r, label in zip(shown, labels, strict=True):
@@ -247,7 +254,7 @@ def load_against_hit(rows: Sequence[Row], x_title: str) -> Figure:
         "range": _padded([r["load"] for r in rows]),
         "title": _title(x_title),
         "showgrid": True,
-        "tickformat": ".3~r",
+        "tickformat": ".2~f",
     }
     out["layout"]["yaxis"] |= {"range": _padded([r["hit"] for r in rows]), "tickformat": ".0%", "title": _title("hit rate")}
     out["layout"]["margin"] |= {"b": 44, "l": 56}
@@ -258,7 +265,7 @@ def residency_bars(rows: Sequence[Row]) -> Figure:
     """Blocks held against capacity, one bar a worker."""
     named = worker_labels(rows)
     labels = _distinct([escaped(named[key_of(r)], MOST_LABEL_CHARS) for r in rows])
-    out = _figure(height=max(170, min(620, 24 * len(rows) + 80)), left=8)
+    out = _figure(height=max(224, min(620, 24 * len(rows) + 80)), left=8)
     capacity = [r["capacity_blocks"] for r in rows]
     held = [r["resident_blocks"] for r in rows]
     parts = [

@@ -15,6 +15,7 @@ RANGES_S: dict[str, int] = {"5m": 300, "15m": 900, "1h": 3600, "6h": 21_600, "24
 DEFAULT_RANGE = "1h"
 BINS_S = (10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 86_400)
 MOST_BINS = 72
+LEAST_S = 120
 MOST_NAME_CHARS = 512
 
 _NAMES = ("pool", "model", "route", "worker")
@@ -35,6 +36,13 @@ class Window:
     def coarser(self, times: int) -> Window:
         """The same range in bins `times` wider, or a little more."""
         return Window(self.since, self.until, bin_of(self.length_s * times))
+
+    def from_data(self, first: datetime | None) -> Window:
+        """The range without the time before the first data: a fleet that just started is not a dot at the right edge."""
+        if first is None or first <= self.since:
+            return self
+        since = max(self.since, min(first, self.until - timedelta(seconds=LEAST_S)))
+        return Window(since, self.until, bin_of((self.until - since).total_seconds()))
 
     def before(self) -> Window:
         """The window of the same length just before."""

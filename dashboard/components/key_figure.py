@@ -7,7 +7,11 @@ from typing import Any, Literal
 
 import streamlit as st
 
+from dashboard import units
 from dashboard.components.text import markdown_text
+
+TOO_FEW = "too few"
+_WORDS = (units.NOT_REPORTED, units.NO_DATA, TOO_FEW)
 
 
 def key_figure(
@@ -26,7 +30,7 @@ def key_figure(
         extra: dict[str, Any] = {"chart_data": known, "chart_type": "area"} if len(known) > 1 else {}
         st.metric(
             name,
-            value,
+            f":gray[{value}]" if value in _WORDS else value,
             delta,
             delta_color={"up": "normal", "down": "inverse", "neither": "off"}[good],  # type: ignore[arg-type]
             help=explain or None,

@@ -34,6 +34,7 @@ STYLE = """
 [data-testid="stMetricDelta"] { font-size: 0.8rem; }
 [class*="st-key-kf-"] [data-testid="stCaptionContainer"] p { font-size: 0.8rem; line-height: 1.25; }
 [class*="st-key-kf-"] { gap: 0.15rem; padding: 0.55rem 0.75rem 0.1rem; height: 100%; }
+.st-key-ww-figures { align-items: stretch !important; }
 .st-key-ww-figures > * { flex: 1 1 158px !important; min-width: 0 !important; width: auto !important; }
 [class*="st-key-panel-"] { padding: 0.6rem 0.8rem; gap: 0.2rem; }
 [class*="st-key-panel-"] [data-testid="stPopover"] button { min-height: 0; padding: 0 0.4rem; font-size: 0.78rem; opacity: 0.7; }

@@ -78,6 +78,8 @@ def begin(page: str) -> View:
     # A file that lacks even these says so below; filters from the URL still stand.
     with contextlib.suppress(LackingError):
         names = queries.ask(snapshot, "names", filters, window)
+        if not filters.fixed:
+            window = window.from_data(queries.ask(snapshot, "data_start", filters, window)[0]["first_bucket"])
     if page != "sql":
         _filter_bar(filters, names)
     view = View(here, snapshot, filters, window)
@@ -150,7 +152,7 @@ def _poll() -> None:
     written = f"File written {units.clock(published.published_at)}; data up to {units.clock(published.watermark)}"
     st.html(
         f'<span class="ww-live {tone}" title="{html_text(written)}">'
-        f"<i></i>{html_text(text)} <b>{units.clock(published.watermark)}</b></span>",
+        f"<i></i>{html_text(text)} <b>{'' if published.watermark is None else units.clock(published.watermark)}</b></span>",
         width="content",
     )
     drawn = st.session_state.get("drawn")

@@ -108,7 +108,7 @@ def _key_figures(view: View, checks: list[dict[str, Any]], agreement: list[dict[
 
 
 def _checks(view: View, checks: list[dict[str, Any]]) -> None:
-    with panel(view, "Checks", "by area, worst first", "health"):
+    with panel(view, "Checks", "what needs a look first, then by area", "health"):
         if not checks:
             nothing("The collector has published no check yet.")
             return
@@ -119,18 +119,18 @@ def _checks(view: View, checks: list[dict[str, Any]]) -> None:
                 "status": c["status"],
                 "subject": c["subject"] or "all",
                 "check": str(c["name"]).replace("_", " "),
-                "value": "not known" if c["value"] is None else _value(c["value"], c["unit"]),
+                "value": (units.DASH if c["status"] == "ok" else "not known") if c["value"] is None else _value(c["value"], c["unit"]),
                 "detail": c["detail"],
                 "at": c["at"],
             }
-            for c in sorted(checks, key=lambda c: order.index(c["area"]))
+            for c in sorted(checks, key=lambda c: (c["status"] == "ok", order.index(c["area"])))
         ]
         st.dataframe(
             toned(pd.DataFrame(rows), "status"),
             key="health-checks",
             hide_index=True,
             row_height=ROW_PX,
-            height=height(len(rows), 18),
+            height=height(len(rows), 12),
             placeholder=units.DASH,
             column_config={
                 "area": st.column_config.TextColumn("area", width=165),

@@ -10,7 +10,7 @@ import streamlit as st
 from dashboard import figures, units
 from dashboard.components.badges import coverage
 from dashboard.components.chart import chart
-from dashboard.components.key_figure import key_figure
+from dashboard.components.key_figure import TOO_FEW, key_figure
 from dashboard.components.panel import lacking, nothing, panel
 from dashboard.components.tables import changes_table
 from dashboard.components.view import View, begin, go_to_worker
@@ -104,7 +104,7 @@ def _key_figures(view: View) -> None:
         for name, column_ in (("p50", "p50_s"), ("p90", "p90_s"), ("p99", "p99_s")):
             key_figure(
                 f"TTFT {name}",
-                units.seconds(latency.get(column_), unknown) if enough else ("too few" if latency.get("n") else unknown),
+                units.seconds(latency.get(column_), unknown) if enough else (TOO_FEW if latency.get("n") else unknown),
                 f"n {units.count(latency.get('n'), unknown='0')}"
                 + ("" if enough or not latency.get("n") else f", shown from {view.site.settings.min_sample}"),
                 delta=_relative(latency.get(column_), latency_before.get(column_)) if enough else None,

@@ -50,3 +50,11 @@ def test_the_window_ends_with_the_watermarks_bucket() -> None:
 @pytest.mark.parametrize("length_s", RANGES_S.values())
 def test_no_range_has_more_bins_than_a_chart_can_show(length_s: int) -> None:
     assert 20 <= length_s / bin_of(length_s) <= MOST_BINS
+
+
+def test_a_window_before_the_data_is_cut_but_not_to_nothing() -> None:
+    window = Filters().window(WATERMARK)
+    assert window.from_data(datetime(2026, 11, 29, 13, 40)).since == datetime(2026, 11, 29, 13, 40)
+    assert window.from_data(datetime(2026, 11, 29, 13, 59, 50)).since == datetime(2026, 11, 29, 13, 58)
+    assert window.from_data(None) == window
+    assert window.from_data(datetime(2026, 11, 1)) == window

@@ -45,7 +45,7 @@ def texts(app: AppTest) -> str:
 
 
 def figures(app: AppTest) -> dict[str, str]:
-    return {m.label: m.value.replace("\u202f", " ") for m in app.metric}
+    return {m.label: m.value.replace("\u202f", " ").removeprefix(":gray[").removesuffix("]") for m in app.metric}
 
 
 @pytest.mark.parametrize("form", FORMS)
