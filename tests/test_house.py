@@ -38,8 +38,7 @@ def test_every_module_stands_in_its_packages_readme(package):
     missing = []
     for module in sorted((ROOT / package).rglob("*.py")):
         readme = next(p / "README.md" for p in module.parents if (p / "README.md").exists())
-        name = module.name if module.name != "__init__.py" else None
-        if name and name not in readme.read_text():
+        if module.name != "__init__.py" and not re.search(rf"\b{module.stem}\b", readme.read_text()):
             missing.append(f"{module.relative_to(ROOT)} is not in {readme.relative_to(ROOT)}")
     assert (ROOT / package / "README.md").exists()
     assert not missing
@@ -48,7 +47,7 @@ def test_every_module_stands_in_its_packages_readme(package):
 def test_every_make_target_is_explained():
     text = (ROOT / "Makefile").read_text()
     targets = set(re.search(r"^\.PHONY: (.*)$", text, re.M).group(1).split())
-    assert targets - {'help'} == set(re.findall(r"^([a-z-]+):.*##", text, re.M))
+    assert targets == set(re.findall(r"^([a-z-]+):.*## ", text, re.M))
 
 
 def test_the_built_wheel_runs_outside_the_checkout(tmp_path):
