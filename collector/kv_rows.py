@@ -32,7 +32,7 @@ def kv_event_rows(
     worker = record_worker[record]
     list_ends = np.concatenate([[0], np.cumsum(events["count"], dtype=np.int64)]).astype(np.int32)
     columns = {
-        "at": _times(at_s),
+        "happened_at": _times(at_s),
         "bridge_at": _times(bridge_s),
         "pool": _names(worker, [w.pool for w in workers]),
         "worker": _names(worker, [w.worker for w in workers]),

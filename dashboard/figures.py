@@ -63,7 +63,7 @@ def bins(window: Window) -> list[datetime]:
 
 def on_bins(rows: Sequence[Row], window: Window, column: str) -> list[Any]:
     """The column on every bin; None where there is no row."""
-    found = {r["at"]: r[column] for r in rows}
+    found = {r["bin_at"]: r[column] for r in rows}
     return [found.get(at) for at in bins(window)]
 
 
@@ -80,7 +80,7 @@ def hit_heatmap(rows: Sequence[Row], window: Window, column: str = "hit_rate", t
     z: dict[Any, list[Any]] = {w: [None] * len(grid) for w in workers}
     hover: dict[Any, list[str]] = {w: [""] * len(grid) for w in workers}
     for r in rows:
-        i = place.get(r["at"])
+        i = place.get(r["bin_at"])
         if i is None:
             continue
         key = key_of(r)
@@ -345,12 +345,12 @@ def _over_time(series: Sequence[tuple[str, Sequence[Any]]], window: Window, mark
     out["layout"]["hovermode"] = "x unified"
     out["layout"]["showlegend"] = len(series) > 1
     out["layout"]["xaxis"] |= {"range": _range(window), "hoverformat": "%H:%M:%S UTC"}
-    inside = [m for m in marks if window.since <= m["at"] < window.until]
+    inside = [m for m in marks if window.since <= m["happened_at"] < window.until]
     out["layout"]["shapes"] = [
         {
             "type": "line",
-            "x0": m["at"],
-            "x1": m["at"],
+            "x0": m["happened_at"],
+            "x1": m["happened_at"],
             "y0": 0,
             "y1": 1,
             "yref": "paper",
@@ -361,12 +361,12 @@ def _over_time(series: Sequence[tuple[str, Sequence[Any]]], window: Window, mark
     ]
     out["layout"]["annotations"] = [
         {
-            "x": m["at"],
+            "x": m["happened_at"],
             "y": 1,
             "yref": "paper",
             "yanchor": "bottom",
             "text": escaped(m["kind"], 12),
-            "hovertext": f"{m['at']:%H:%M:%S} UTC {escaped(m['text'], 80)}",
+            "hovertext": f"{m['happened_at']:%H:%M:%S} UTC {escaped(m['text'], 80)}",
             "showarrow": False,
             "font": {"size": 10, "color": "$muted"},
         }
@@ -378,8 +378,8 @@ def _over_time(series: Sequence[tuple[str, Sequence[Any]]], window: Window, mark
 def _apart(marks: Sequence[Row], window: Window) -> list[Row]:
     """Marks whose labels have room beside each other: at least a tenth of the window apart."""
     out: list[Row] = []
-    for m in sorted(marks, key=lambda m: m["at"]):
-        if not out or (m["at"] - out[-1]["at"]).total_seconds() > window.length_s / 10:
+    for m in sorted(marks, key=lambda m: m["happened_at"]):
+        if not out or (m["happened_at"] - out[-1]["happened_at"]).total_seconds() > window.length_s / 10:
             out.append(m)
     return out
 

@@ -34,14 +34,14 @@ def toned(frame: pd.DataFrame, *columns: str) -> Any:
 
 def changes_table(changes: Sequence[dict[str, Any]], key: str) -> None:
     st.dataframe(
-        pd.DataFrame(changes, columns=["at", "kind", "text", "worker", "pool", "author"]),
+        pd.DataFrame(changes, columns=["happened_at", "kind", "text", "worker", "pool", "author"]),
         key=key,
         hide_index=True,
         row_height=ROW_PX,
         height=height(len(changes), 8),
         placeholder=DASH,
         column_config={
-            "at": st.column_config.DatetimeColumn("time, UTC", format="YYYY-MM-DD HH:mm:ss", width=150),
+            "happened_at": st.column_config.DatetimeColumn("time, UTC", format="YYYY-MM-DD HH:mm:ss", width=150),
             "kind": st.column_config.TextColumn("kind", width=80),
             "text": st.column_config.TextColumn("what", width="large"),
             "worker": st.column_config.TextColumn("worker", width="small"),

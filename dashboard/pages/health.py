@@ -121,7 +121,7 @@ def _checks(view: View, checks: list[dict[str, Any]]) -> None:
                 "check": str(c["name"]).replace("_", " "),
                 "value": (units.DASH if c["status"] == "ok" else "not known") if c["value"] is None else _value(c["value"], c["unit"]),
                 "detail": c["detail"],
-                "at": c["at"],
+                "measured_at": c["measured_at"],
             }
             for c in sorted(checks, key=lambda c: (c["status"] == "ok", order.index(c["area"])))
         ]
@@ -139,7 +139,7 @@ def _checks(view: View, checks: list[dict[str, Any]]) -> None:
                 "check": st.column_config.TextColumn("check", width=130),
                 "value": st.column_config.TextColumn("value", width=105),
                 "detail": st.column_config.TextColumn("what it means and what to do", width=620),
-                "at": st.column_config.DatetimeColumn("measured, UTC", format="HH:mm:ss", width=105),
+                "measured_at": st.column_config.DatetimeColumn("measured, UTC", format="HH:mm:ss", width=105),
             },
         )
 
@@ -270,7 +270,7 @@ def _dead_letters(view: View) -> None:
                 key="health-dead-letters",
                 hide_index=True,
                 row_height=ROW_PX,
-                column_config={"at": st.column_config.DatetimeColumn("set aside, UTC", format=time)},
+                column_config={"set_aside_at": st.column_config.DatetimeColumn("set aside, UTC", format=time)},
             )
 
 

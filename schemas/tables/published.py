@@ -151,7 +151,7 @@ CANDIDATES = _table(
 KV_EVENTS = _table(
     "kv_events",
     "One row an event of a worker's cache. unnest(hashes) gives blocks.",
-    ("at", "TIMESTAMP", "Engine time of the event; where the engine gives none, the bridge's."),
+    ("happened_at", "TIMESTAMP", "Engine time of the event; where the engine gives none, the bridge's."),
     ("bridge_at", "TIMESTAMP", "When the bridge packed it."),
     *_WHO,
     ("epoch", "UBIGINT", "Incarnation of the worker's cache."),
@@ -248,7 +248,7 @@ WORKERS = _table(
 CHANGES = _table(
     "changes",
     "Deploys, configuration, scaling and notes, as marked by people and tools, and what the collector saw itself (restarts, gaps).",
-    ("at", "TIMESTAMP", "When it happened."),
+    ("happened_at", "TIMESTAMP", "When it happened."),
     ("kind", "VARCHAR", "deploy, config, scale, incident, policy, note, restart, gap, clear."),
     ("text", "VARCHAR", "What happened."),
     ("author", "VARCHAR", "Who marked it; NULL: not said; 'collector': seen in the events."),
@@ -266,13 +266,13 @@ DATA_HEALTH = _table(
     ("unit", "VARCHAR", "records, s, blocks, bytes ..."),
     ("status", "VARCHAR", "ok, warn, bad, unknown."),
     ("detail", "VARCHAR", "In a sentence: what it means and what to do."),
-    ("at", "TIMESTAMP", "When it was measured."),
+    ("measured_at", "TIMESTAMP", "When it was measured."),
 )
 
 DEAD_LETTERS = _table(
     "dead_letters",
     "Records that could not be used, with the reason; nothing else was lost with them.",
-    ("at", "TIMESTAMP", "When the collector set it aside."),
+    ("set_aside_at", "TIMESTAMP", "When the collector set it aside."),
     ("topic", "VARCHAR", "Topic."),
     ("stream_partition", "USMALLINT", "Partition."),
     ("stream_offset", "UBIGINT", "Offset."),

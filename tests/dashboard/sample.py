@@ -291,7 +291,7 @@ def _last_seen(end: datetime, restart: datetime, out: Sample, workers: Sequence[
 
 
 def _change(at: datetime, kind: str, text: str, author: str, pool: str | None, worker: str | None) -> Row:
-    return {"at": at, "kind": kind, "text": text, "author": author, "pool": pool, "worker": worker}
+    return {"happened_at": at, "kind": kind, "text": text, "author": author, "pool": pool, "worker": worker}
 
 
 def _health(end: datetime) -> list[Row]:
@@ -307,14 +307,14 @@ def _health(end: datetime) -> list[Row]:
         ("join", "", "late_records", 2.0, "records", "bad", "Records came too late; raise `lateness_s` <b>or</b> find the slow bridge."),
     )  # fmt: skip
     keys = ("area", "subject", "name", "value", "unit", "status", "detail")
-    return [dict(zip(keys, c, strict=True)) | {"at": end} for c in checks]
+    return [dict(zip(keys, c, strict=True)) | {"measured_at": end} for c in checks]
 
 
 def _dead_letters(end: datetime) -> list[Row]:
     reasons = ["unknown schema version 9"] * 3 + ["no JSON: expected value at byte 0", "<img src=x onerror=alert(1)> 🦊 no worker"]
     return [
         {
-            "at": end - timedelta(minutes=3 * i), "topic": "outcomes" if i % 2 else "decisions",
+            "set_aside_at": end - timedelta(minutes=3 * i), "topic": "outcomes" if i % 2 else "decisions",
             "stream_partition": 0, "stream_offset": 100 + i,
             "key": f"req-{i}", "reason": reason, "size_bytes": 40 + i, "value": b"\x00\xff",
         }

@@ -34,14 +34,14 @@ def at(minute: int) -> datetime:
 
 
 def cell(minute: int, hit: float | None, worker: str = "w", rank: int | None = None) -> dict[str, Any]:
-    return {"pool": "p", "worker": worker, "rank": rank, "at": at(minute), "hit_rate": hit, "reported_prompt_tokens": 10, "requests": 1}
+    return {"pool": "p", "worker": worker, "rank": rank, "bin_at": at(minute), "hit_rate": hit, "reported_prompt_tokens": 10, "requests": 1}
 
 
 def ttft(minute: int, n: int) -> dict[str, Any]:
-    return {"pool": "p", "worker": NASTY, "rank": None, "at": at(minute), "n": n, "p50_s": 0.1, "p90_s": 0.2, "p99_s": 0.4}
+    return {"pool": "p", "worker": NASTY, "rank": None, "bin_at": at(minute), "n": n, "p50_s": 0.1, "p90_s": 0.2, "p99_s": 0.4}
 
 
-MARKS = [{"at": at(2), "kind": "deploy", "text": NASTY}, {"at": at(90), "kind": "note", "text": "outside"}]
+MARKS = [{"happened_at": at(2), "kind": "deploy", "text": NASTY}, {"happened_at": at(90), "kind": "note", "text": "outside"}]
 WORKER = {
     "pool": "p", "worker": NASTY, "rank": 1, "load": 2.0, "hit": 0.5, "prompt_tokens": None,
     "resident_blocks": 10, "distinct_blocks": 9, "capacity_blocks": 20,
@@ -52,7 +52,7 @@ FIGURES: dict[str, Figure] = {
     "shares": figures.shares_over_time([("cost", [0.1, None, 0.3, 0.4, 0.5]), (NASTY, [None] * 5)], WINDOW, MARKS),
     "amounts": figures.amounts_over_time([("n", [0, 1, None, 3, 4])], WINDOW, MARKS),
     "latency": figures.latency_over_time([ttft(0, 50), ttft(1, 3)], WINDOW, 20, MARKS),
-    "computed": figures.computed_tokens_over_time([{"at": at(1), "computed_again_tokens": 3, "computed_tokens": 10}], WINDOW),
+    "computed": figures.computed_tokens_over_time([{"bin_at": at(1), "computed_again_tokens": 3, "computed_tokens": 10}], WINDOW),
     "latency by worker": figures.latency_by_worker([ttft(0, 50), ttft(0, 3)], 20),
     "load": figures.load_against_hit([WORKER, WORKER | {"pool": NASTY}], "running"),
     "residency": figures.residency_bars([WORKER, WORKER | {"capacity_blocks": None}]),

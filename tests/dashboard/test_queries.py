@@ -101,7 +101,7 @@ def test_ttft_by_worker_keeps_ranks_apart(snapshot: Snapshot) -> None:
 def test_the_heatmaps_cells_equal_the_sum_by_hand(snapshot: Snapshot, rows: sample.Sample) -> None:
     window = Filters().window(snapshot.watermark)
     for cell in queries.ask(snapshot, "hit_by_worker_over_time", Filters(), window)[::37]:
-        here = Window(cell["at"], cell["at"] + timedelta(seconds=window.bin_s), window.bin_s)
+        here = Window(cell["bin_at"], cell["bin_at"] + timedelta(seconds=window.bin_s), window.bin_s)
         mine = ended(rows, here, worker=cell["worker"], rank=cell["rank"])
         assert cell["requests"] == len(mine)
         assert cell["hit_rate"] == pytest.approx(hit_rate(mine))
