@@ -44,6 +44,8 @@ class Request:
     decision_at: Place | None = None
     outcome: Outcome | None = None
     outcome_at: Place | None = None
+    chain_ends: tuple[int, int | None, int | None] | None = None
+    """(blocks, first hash, last hash) of the prompt's chain."""
     running: Running | None = None
     """None: there is no chain of blocks, or no decision."""
     rank: int | None = None
@@ -155,8 +157,12 @@ class Join:
         d, o = r.decision, r.outcome
         if d is None:
             return
-        if r.running is None and d.chain is not None and d.block_size is not None and d.token_source in ("exact", "engine"):
-            r.running = Running(d.request_id, unpack_hashes(d.chain), 0, d.time_s)
+        if d.chain is not None:
+            chain = unpack_hashes(d.chain)
+            r.chain_ends = len(chain), int(chain[0]) if len(chain) else None, int(chain[-1]) if len(chain) else None
+            if d.block_size is not None and d.token_source in ("exact", "engine"):
+                r.running = Running(d.request_id, chain, 0, d.time_s)
+            r.decision = d.model_copy(update={"chain": None})  # long prompts in flight are held once, not as text as well
         if r.running is None:
             return
         tokens = r.prompt_tokens

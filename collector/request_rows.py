@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collector.join import Request
 from collector.store.columns import micros
-from schemas.requests import Decision, unpack_hashes
+from schemas.requests import Decision
 
 
 def request_row(r: Request, closed: bool) -> tuple[object, ...]:
@@ -12,7 +12,7 @@ def request_row(r: Request, closed: bool) -> tuple[object, ...]:
     d, o = r.decision, r.outcome
     pool, worker = r.worker
     chosen = None if d is None else next((c for c in d.candidates if c.worker == d.worker and (d.rank is None or c.rank == d.rank)), None)
-    chain = None if d is None or d.chain is None else unpack_hashes(d.chain) if r.running is None else r.running.chain
+    blocks, head, tail = r.chain_ends or (None, None, None)
     started_s = r.started_s
     return (
         r.request_id,
@@ -40,9 +40,9 @@ def request_row(r: Request, closed: bool) -> tuple[object, ...]:
         o and o.created_tokens,
         o and o.completion_tokens,
         d and d.block_size,
-        None if chain is None else len(chain),
-        None if chain is None or not len(chain) else int(chain[0]),
-        None if chain is None or not len(chain) else int(chain[-1]),
+        blocks,
+        head,
+        tail,
         o and o.ttft_s,
         o and o.e2e_s,
         o and o.engine_queue_s,

@@ -29,7 +29,7 @@ class CollectorSettings(Settings):
     recent_hashes: int = Field(1 << 24, description="ring of their block hashes; a power of two, 8 bytes each")
     checkpoint_blocks: int = Field(4_000_000, ge=1, description="block events after which the cache state is saved anew")
     checkpoint_interval_s: float = Field(300.0, gt=0, description="seconds after which it is saved anew if anything changed")
-    bucket_close_s: float = Field(120.0, ge=10, description="seconds after its end at which a 10 s bucket becomes a segment")
+    bucket_close_s: float = Field(30.0, ge=10, description="seconds after its end at which a 10 s bucket becomes a segment")
     kv_events_keep_s: float = Field(86_400.0, gt=0, description="age at which rows of kv_events are dropped")
     keep_s: float = Field(30 * 86_400.0, gt=0, description="age at which rows of all other tables are dropped")
     kv_events_keep_bytes: int = Field(8 << 30, ge=1 << 20, description="bytes of kv_events segments beyond which the oldest are dropped")
