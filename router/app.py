@@ -39,6 +39,7 @@ from router.proxy import Proxy, client_session
 from router.recorder import Recorder
 from router.settings import RouterSettings
 from router.tokens import LocalTokenizer
+from router.warm_up import warm_up
 from schemas.fleet import Fleet, load_fleet
 from schemas.settings import SettingsError
 from schemas.stream import BadStreamUrl, Stream, open_stream
@@ -65,6 +66,7 @@ def run(settings: RouterSettings) -> int:
         listen(settings.host, settings.port, "port") as listener,
         listen("127.0.0.1", settings.admin_port, "admin_port") as admin_listener,
     ):
+        warm_up()
         router = Router(settings, fleet, tokenizers, stream)
         uvloop.run(_serve(router, listener, admin_listener))
         router.close()

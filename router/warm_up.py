@@ -1,0 +1,52 @@
+"""Compiles the router's kernels (or loads them from numba's cache) before the first request, which would else wait seconds for them.
+
+A made-up pool goes through everything that a request and its events go through.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from router.policy import Coefficients
+from router.pools import Pools, Prompt, TrustRules
+from schemas.block_hash import HashKey
+from schemas.fleet import Fleet
+from schemas.kv_events import COMPLETE, EVENT, FIRST, LAST, Kind, KvBatch, WorkerId
+
+_MARKS = (
+    (Kind.EPOCH_STARTED, COMPLETE, 0),
+    (Kind.STORED, 0, 3),
+    (Kind.STORED, 0, 3),  # second copies
+    (Kind.REMOVED, 0, 1),
+    (Kind.SNAPSHOT, COMPLETE | FIRST | LAST, 3),
+)
+
+
+def warm_up() -> None:
+    """Takes some ten seconds on a new machine, a fraction of one later."""
+    fleet = Fleet.model_validate(
+        {"pools": [{"name": "p"}], "workers": [{"pool": "p", "url": f"http://127.0.0.1:{port}"} for port in (1, 2)]}
+    )
+    pools = Pools(fleet, {}, "cost", Coefficients(), HashKey(0, 0), TrustRules(1, 1), random.Random(0))
+    (pool,) = pools
+    pool.learn_block_size(16)
+    ids = np.arange(48, dtype=np.uint32)
+    chain = pool.chain(ids, None, "salt")
+    assert chain is not None
+    for seq, (kind, flags, count) in enumerate(_MARKS):
+        events = np.zeros(1, EVENT)
+        events["kind"], events["flags"], events["count"], events["seq"] = kind, flags, count, seq
+        pools.index.apply(KvBatch(WorkerId("p", "127.0.0.1:1", 0), 1, seq, seq, None, 0.0, events, chain[:count]), 0.0)
+    prompt = Prompt("exact", len(ids), len(ids), chain, 16)
+    tickets = []
+    for policy in ("round_robin", "cost", "cost"):  # the later ones meet expected blocks, too
+        pools.set_policy("p", policy)
+        decided = pools.decide(pool, prompt, set(), 0.0)
+        assert decided is not None
+        tickets += pools.expect(decided, prompt, 1.0, 0.0)
+    for ticket in tickets:
+        pools.index.drop(ticket)
+    pools.index.expire(10.0)
+    pools.index.forget()

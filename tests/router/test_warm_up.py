@@ -1,0 +1,21 @@
+"""After warming up, a request and its events meet no kernel that has yet to be compiled."""
+
+import subprocess
+import sys
+
+CODE = """
+import numba
+from router import policy, table
+from router.warm_up import warm_up
+warm_up()
+compiled = {f for m in (table, policy) for f in vars(m).values() if isinstance(f, numba.core.dispatcher.Dispatcher) and f.signatures}
+before = {f.py_func.__name__: len(f.signatures) for f in compiled}
+missing = {"_apply", "_match", "_match_two", "_store_all", "_forget"} - set(before)
+assert not missing, missing
+warm_up()
+assert before == {f.py_func.__name__: len(f.signatures) for f in compiled}
+"""
+
+
+def test_every_kernel_of_the_request_path_is_compiled():
+    subprocess.run([sys.executable, "-c", CODE], check=True)
