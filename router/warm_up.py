@@ -32,7 +32,7 @@ def warm_up() -> None:
     pools = Pools(fleet, {}, "cost", Coefficients(), HashKey(0, 0), TrustRules(1, 1), random.Random(0))
     (pool,) = pools
     pool.learn_block_size(16)
-    ids = np.arange(48, dtype=np.uint32)
+    ids = np.arange(64, dtype=np.uint32)  # four blocks: one more than is stored, so that something is expected
     chain = pool.chain(ids, None, "salt")
     assert chain is not None
     for seq, (kind, flags, count) in enumerate(_MARKS):
