@@ -74,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings: Settings = load(settings_class, rest)
         logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.getLogger("kafka").setLevel(logging.WARNING)  # its connections are news at its info level
         return int(run(settings) or 0)
     except SettingsError as e:
         print(f"warmwatch {name}: {e}", file=sys.stderr)

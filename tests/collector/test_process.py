@@ -28,6 +28,7 @@ from tests.collector.driven import ask
 from tests.collector.traffic import WHAT_IS_THERE, Traffic, what_must_be_there
 
 ROOT = Path(__file__).parents[2]
+DUCKDB = shutil.which("duckdb", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))))
 READER_S = float(os.environ.get("WARMWATCH_TEST_READER_S", "60"))
 
 
@@ -197,14 +198,14 @@ def test_status_pages_metrics_and_a_port_in_use(tmp_path: Path) -> None:
     assert "Traceback" not in one.log.read_text()
 
 
-@pytest.mark.skipif(shutil.which("duckdb") is None, reason="no duckdb command line")
+@pytest.mark.skipif(DUCKDB is None, reason="no duckdb command line beside this Python or on the PATH")
 def test_the_plain_duckdb_command_line_reads_the_file_while_the_collector_runs(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     one = Process(data_dir, f"local:{tmp_path / 's.sqlite'}")
     try:
         wait_for(lambda: (data_dir / FILE_NAME).exists(), one.log.read_text)
         done = subprocess.run(
-            ["duckdb", "-readonly", "-csv", str(data_dir / FILE_NAME), "SELECT state, version FROM published"],
+            [str(DUCKDB), "-readonly", "-csv", str(data_dir / FILE_NAME), "SELECT state, version FROM published"],
             capture_output=True, text=True, timeout=30,
         )  # fmt: skip
         assert done.stdout.splitlines()[-1] == "running,1.0", done.stderr
