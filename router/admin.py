@@ -49,10 +49,10 @@ class Admin:
 
     def _change(self, asked: object) -> None:
         """Raises ValueError that says what would be right."""
-        if not isinstance(asked, dict) or asked.get("policy") not in POLICIES:
+        if not isinstance(asked, dict) or not isinstance(asked.get("policy"), str) or asked["policy"] not in POLICIES:
             raise ValueError(f"the body must be {{'policy': one of {', '.join(POLICIES)}}}, and may name a 'pool'")
         pool = asked.get("pool")
-        if pool is not None and pool not in self._pools.by_name:
+        if pool is not None and not (isinstance(pool, str) and pool in self._pools.by_name):
             raise ValueError(f"there is no pool {pool!r}; there are {', '.join(self._pools.by_name)}")
         for state in self._pools if pool is None else (self._pools.by_name[pool],):
             if state.policy.name == asked["policy"]:

@@ -77,18 +77,26 @@ def error_object(status: int, message: str, param: str | None = None) -> dict[st
     return {"error": {"message": message, "type": _ERROR_TYPES.get(status, "UpstreamError"), "param": param, "code": status}}
 
 
+def text_of(value: bytes) -> str:
+    """A header's value as text: UTF-8, which it goes out as again; what is no UTF-8 is read as Latin-1."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
 def header(scope: Scope, name: bytes) -> str | None:
     """A request header's value; names in ASGI are lower case."""
     for key, value in scope["headers"]:
         if key == name:
-            return str(value.decode("latin-1")) or None
+            return text_of(value) or None
     return None
 
 
 def forwarded_request_headers(scope: Scope) -> list[tuple[str, str]]:
     """What goes on to the worker: all but hop-by-hop headers and our own."""
     return [
-        (key.decode("latin-1"), value.decode("latin-1"))
+        (key.decode("latin-1"), text_of(value))
         for key, value in scope["headers"]
         if key not in _NOT_FORWARDED and key != b"x-request-id" and not key.startswith(b"x-warmwatch-")
     ]

@@ -50,7 +50,7 @@ class PromptReader:
         started = time.perf_counter()
         try:
             found = await self._ids(pool, body)
-        except (UnsupportedPrompt, TypeError, AttributeError) as e:  # the latter two: fields of a wrong type, for the engine to refuse
+        except (ValueError, TypeError, AttributeError) as e:  # UnsupportedPrompt, or fields of a wrong type, for the engine to refuse
             log.debug("prompt not tokenized: %s", e)
             found = None
         if found is None:

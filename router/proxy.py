@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -37,12 +36,14 @@ from router.asgi import (
     header,
     read_body,
     respond_json,
+    text_of,
 )
 from router.metrics import RouterMetrics
 from router.pools import Decided, Pools, PoolState, Prompt
 from router.prompts import PromptReader
 from router.recorder import Recorder
 from router.records import decision_fields, decision_json, outcome_json
+from router.request_ids import MOST_CHARACTERS, RecordedIds, new_id
 from router.settings import RouterSettings
 from router.usage import StreamTail, Usage, WholeAnswer
 from router.workers import Flight
@@ -50,7 +51,6 @@ from schemas.requests import Attempt
 
 log = logging.getLogger(__name__)
 
-_MAX_NAME = 1024
 _AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 """Headers that aiohttp would add by itself: only the client's own go on."""
 
@@ -59,7 +59,8 @@ _AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 class Exchange:
     """One request on its way through the router."""
 
-    request_id: str
+    request_id: str  # of the records, unique; not always the client's
+    id_headers: RawHeaders  # x-request-id as the client gave it, and the recorded one, for every answer
     path: str  # decoded, for records
     target_path: str  # with its query, as the client wrote it
     method: str
@@ -125,11 +126,11 @@ class Proxy:
     ) -> None:
         self._settings, self._pools, self._prompts = settings, pools, prompts
         self._session, self._recorder, self._metrics = session, recorder, metrics
+        self._ids = RecordedIds()
 
     async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v1/chat/completions and /v1/completions."""
-        request_id = request_id_of(scope)
-        ids = [(b"x-request-id", request_id.encode("latin-1", "replace"))]
+        request_id, ids = self._identify(scope)
         try:
             body = await read_body(receive, self._settings.max_body_bytes)
             content = orjson.loads(body)
@@ -150,6 +151,7 @@ class Proxy:
         pool, lora = found
         exchange = Exchange(
             request_id=request_id,
+            id_headers=ids,
             path=scope["path"],
             target_path=_target_path(scope),
             method=scope["method"],
@@ -171,19 +173,14 @@ class Proxy:
             exchange.error = "shutdown"
             raise
         except Exception:
-            log.exception("request %s met an error of the router's own", request_id)
-            self._metrics.crashes.inc()
-            exchange.error = "internal"
-            if not exchange.answering:
-                exchange.status = 500
-                await respond_json(send, 500, error_object(500, "the router met an error of its own"), ids)
+            await self._own_error(exchange, send)
         finally:
             self._record_outcome(exchange, pool)
 
     async def pass_through(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Any other path: to a worker of the first pool (or of the model that the body names), by load alone. Not recorded."""
-        request_id = request_id_of(scope)
-        ids = [(b"x-request-id", request_id.encode("latin-1", "replace"))]
+        request_id = header(scope, b"x-request-id") or new_id()
+        ids = [(b"x-request-id", request_id.encode())]
         try:
             body = await read_body(receive, self._settings.max_body_bytes)
         except ClientLeft:
@@ -194,11 +191,26 @@ class Proxy:
         found = self._pools.for_model(_model_in(body))
         pool = found[0] if found else next(iter(self._pools))
         exchange = Exchange(
-            request_id, scope["path"], _target_path(scope), scope["method"], forwarded_request_headers(scope), body, pool.model, None
+            request_id, ids, scope["path"], _target_path(scope), scope["method"], forwarded_request_headers(scope), body, pool.model, None
         )
-        async with Departure(receive):
-            await self._serve(exchange, pool, Prompt.unknown(len(body)), send, recorded=False)
-        self._metrics.ended(pool.name, exchange.worker, exchange.status)
+        try:
+            async with Departure(receive) as departure:
+                await self._serve(exchange, pool, Prompt.unknown(len(body)), send, recorded=False)
+            if departure.left:
+                exchange.status = None
+        except Exception:
+            await self._own_error(exchange, send)
+        finally:
+            self._metrics.ended(pool.name, exchange.worker, exchange.status)
+
+    async def _own_error(self, exchange: Exchange, send: Send) -> None:
+        """The top of a request: what the router itself did wrong is counted, logged and told. Call it while the exception is handled."""
+        log.exception("request %s met an error of the router's own", exchange.request_id)
+        self._metrics.crashes.inc()
+        exchange.error = "internal"
+        if not exchange.answering:
+            exchange.status = 500
+            await respond_json(send, 500, error_object(500, "the router met an error of its own"), exchange.id_headers)
 
     async def _serve(self, exchange: Exchange, pool: PoolState, prompt: Prompt, send: Send, recorded: bool = True) -> None:
         """Dispatches until someone answers, and relays the answer."""
@@ -230,7 +242,7 @@ class Proxy:
         else:
             status, text = 503, f"no worker of the pool {pool.name} answers ({len(exchange.attempts)} tried); the last: {trouble}"
         exchange.status = status
-        await respond_json(send, status, error_object(status, text), [(b"x-request-id", exchange.request_id.encode("latin-1", "replace"))])
+        await respond_json(send, status, error_object(status, text), exchange.id_headers)
 
     async def _try(self, exchange: Exchange, decided: Decided, prompt: Prompt, send: Send, recorded: bool) -> None:
         """One dispatch to one worker. Raises UpstreamTrouble when there is no answer, or when it breaks off."""
@@ -263,7 +275,7 @@ class Proxy:
     async def _open(self, exchange: Exchange, decided: Decided) -> aiohttp.ClientResponse:
         """Sends the request and waits for the head of the answer."""
         target, health = decided.target, decided.pool.health
-        headers = [*exchange.headers, ("X-Request-Id", exchange.request_id), *target.headers]
+        headers = [*exchange.headers, ("X-Request-Id", text_of(exchange.id_headers[0][1])), *target.headers]
         try:
             response = await self._session.request(
                 exchange.method,
@@ -317,11 +329,17 @@ class Proxy:
 
     def _headers(self, exchange: Exchange, decided: Decided, prompt: Prompt, response: aiohttp.ClientResponse) -> RawHeaders:
         headers = forwarded_response_headers(response.raw_headers)
-        headers.append((b"x-request-id", exchange.request_id.encode("latin-1", "replace")))
-        headers.append((b"x-warmwatch-worker", decided.target.worker.encode("latin-1", "replace")))
+        headers += exchange.id_headers
+        headers.append((b"x-warmwatch-worker", decided.target.worker.encode()))
         if prompt.chain is not None:
             headers.append((b"x-warmwatch-predicted-cached-tokens", b"%d" % decided.predicted_cached_tokens()))
         return headers
+
+    def _identify(self, scope: Scope) -> tuple[str, RawHeaders]:
+        """The id of the records, and the headers that tell the client's own (or the new one, where it gave none) and the recorded one."""
+        given = header(scope, b"x-request-id")
+        recorded = self._ids.take(given)
+        return recorded, [(b"x-request-id", (given or recorded).encode()), (b"x-warmwatch-request-id", recorded.encode())]
 
     def _body_to_send(self, body: bytes, content: dict[str, Any]) -> bytes:
         """The client's bytes, or with `include_usage` a stream's body that asks for its usage."""
@@ -346,18 +364,13 @@ class Proxy:
         self._recorder.outcome(exchange.request_id, outcome_json(exchange, time.monotonic()))
 
 
-def request_id_of(scope: Scope) -> str:
-    """The client's X-Request-Id, or a new one."""
-    return _name(header(scope, b"x-request-id")) or uuid.uuid4().hex
-
-
 def _target_path(scope: Scope) -> str:
     query = scope["query_string"]
     return str((scope["raw_path"] + (b"?" + query if query else b"")).decode("latin-1"))
 
 
 def _name(value: object) -> str | None:
-    return value[:_MAX_NAME] if isinstance(value, str) and value else None
+    return value[:MOST_CHARACTERS] if isinstance(value, str) and value else None
 
 
 def _flag(value: object) -> bool | None:

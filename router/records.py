@@ -45,7 +45,7 @@ def decision_fields(exchange: Exchange, decided: Decided, prompt: Prompt, router
         "token_source": prompt.source,
         "prompt_tokens": prompt.tokens,
         "block_size": prompt.block_size,
-        "lora": prompt.lora,
+        "lora": None if prompt.lora is None else prompt.lora[:1024],
         "chain": None if prompt.chain is None else pack_hashes(prompt.chain),
         "worker": target.worker,
         "rank": target.rank,

@@ -69,6 +69,8 @@ async def test_a_change_is_written_once_to_the_stream(pools):
         ("POST", "/policy", b"{", 400, "unexpected end"),
         ("POST", "/policy", b"[]", 400, "round_robin"),
         ("POST", "/policy", b'{"policy": "best"}', 400, "one of"),
+        ("POST", "/policy", b'{"policy": ["cost"]}', 400, "one of"),
+        ("POST", "/policy", b'{"policy": "cost", "pool": {}}', 400, "there are a, b"),
         ("POST", "/policy", b'{"policy": "cost", "pool": "c"}', 400, "there are a, b"),
         ("POST", "/policy", b" " * 70_000, 413, "over 65536 bytes"),
         ("DELETE", "/policy", b"", 404, "GET /policy"),

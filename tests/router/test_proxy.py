@@ -77,6 +77,55 @@ async def test_bodies_pass_unchanged_and_headers_are_kept(path):
         assert headers["x-warmwatch-worker"] == "w0"
 
 
+async def test_requests_with_one_id_are_recorded_apart_while_the_client_and_the_worker_see_the_one_id():
+    async with fleet(1) as (r, (engine,)):
+        answers = [(await r.post(BODY, x_request_id="trace-1"))[1] for _ in range(3)]
+        assert [a["x-request-id"] for a in answers] == ["trace-1"] * 3
+        assert [a["x-warmwatch-request-id"] for a in answers] == ["trace-1", "trace-1~2", "trace-1~3"]
+        assert [s.headers["x-request-id"] for s in engine.seen] == ["trace-1"] * 3
+        decisions, outcomes = await r.records(3)
+        for records in (decisions, outcomes):
+            assert sorted(x.request_id for x in records) == ["trace-1", "trace-1~2", "trace-1~3"]
+
+
+async def test_a_refused_body_tells_its_ids_too():
+    async with fleet(1) as (r, _):
+        _, headers, _ = await r.post(b"{", x_request_id="r-1")
+        assert (headers["x-request-id"], headers["x-warmwatch-request-id"]) == ("r-1", "r-1")
+
+
+async def test_headers_beyond_ascii_pass_as_they_are_and_are_read_as_utf8():
+    async with fleet(1) as (r, (engine,)):
+        _, headers, _ = await r.post(BODY, x_request_id="Zürich-1", x_odd="naïve", x_warmwatch_tenant="Zürich")
+        assert (engine.seen[0].headers["x-odd"], engine.seen[0].headers["x-request-id"], headers["x-request-id"]) == (
+            "naïve", "Zürich-1", "Zürich-1",
+        )  # fmt: skip
+        (d,), _ = await r.records()
+        assert (d.tenant, d.request_id) == ("Zürich", "Zürich-1")
+
+
+async def test_a_model_name_of_any_length_leaves_a_record_that_can_be_read():
+    async with fleet(1) as (r, _):
+        await r.post({**BODY, "model": "m" * 3000})
+        (d,), _ = await r.records()
+        assert (len(d.model), len(d.lora)) == (1024, 1024)
+
+
+async def test_an_error_of_the_routers_own_is_told_counted_and_leaves_nothing_behind(monkeypatch):
+    async with fleet(1) as (r, _):
+
+        def broken(*_):
+            raise RuntimeError("a mistake")
+
+        monkeypatch.setattr(r.router.pools, "decide", broken)
+        assert (await r.post(BODY))[0] == 500
+        assert (await r.post(BODY, "/v1/embeddings"))[0] == 500
+        _, (o,) = await r.records()
+        assert (o.status, o.error) == (500, "internal")
+        assert b"warmwatch_router_internal_errors_total 2.0" in r.router.metrics.page()
+        assert r.nothing_in_flight()
+
+
 async def test_streams_are_relayed_byte_for_byte_and_chunk_by_chunk():
     async with fleet(1) as (r, (engine,)):
         steps = [asyncio.Event() for _ in engine.chunks]
@@ -321,6 +370,8 @@ async def test_tokens_come_from_the_engine_when_the_pool_has_no_tokenizer():
         {"prompt": ["one", "two"]},
         {"prompt": [-1]},
         {"prompt": 5},
+        {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": "thinking"},
+        {"messages": [{"role": "user", "content": "x"}], "tools": [5]},
         {},
     ],
 )
