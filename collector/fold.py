@@ -139,7 +139,8 @@ class Fold:
     def _decision(self, d: Decision, at: Place, record: Record, now_s: float) -> None:
         self.newest_s[at[0]] = max(self.newest_s.get(at[0], 0.0), min(d.time_s, now_s))
         taken = self.join.decision(d, at, record.timestamp / 1000)
-        if taken is Taken.NEW:
+        if taken in (Taken.NEW, Taken.SUPERSEDED):
+            self.counters["superseded/decision"] += taken is Taken.SUPERSEDED
             self._rows.setdefault("candidates", []).extend(candidate_rows(d))
         else:
             self._not_new(taken, "decision", d.request_id, at, record, now_s)
@@ -307,6 +308,8 @@ class Fold:
         due: dict[tuple[str, str], list[Request]] = {}
         done: list[Request] = []
         for r in self.join.joined():
+            if not r.last_decision_known and r.written_s + self._decision_wait_s >= requests_complete_s:
+                continue
             pool, worker = r.worker
             key = pool or "", worker or ""
             ranks = self._ranks.get(key, [])

@@ -104,6 +104,7 @@ def _join(fold: Fold) -> list[Check]:
         ("late/decision", "Decisions that came after their request was closed; they are in dead_letters."),
         ("late/outcome", "Outcomes that came after their request was closed; they are in dead_letters."),
         ("duplicate/decision", "Decisions that came twice; the first counts."),
+        ("superseded/decision", "Decisions of requests that were sent again to another worker; the last one counts."),
         ("duplicate/outcome", "Outcomes that came twice; the first counts."),
         ("open_records_lost", "Open records that could not be read again after a restart; their requests have no row."),
     ):

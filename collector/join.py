@@ -6,6 +6,9 @@
 
 Four different things: *missing* the other half did not come in time; *late* it came after the row was closed (set aside with that reason);
 *duplicate* the same half came again (the first counts); *unknown* a field nobody reported (None).
+A router that sends a request again after its bytes went out writes a further decision with more `attempts`: the last one holds
+(*superseded*), as long as the row is open. The outcome's `retries` says how many to expect, so a row waits for the last one like for any
+missing half. Counts that were made of an earlier decision without such a hint stay as they are.
 
 Pure: times are handed in. What is open is found again after a restart by reading its records again: the stream offsets of open records are
 all that is stored of them.
@@ -33,6 +36,8 @@ class Taken(Enum):
     NEW = auto()
     DUPLICATE = auto()
     LATE = auto()
+    SUPERSEDED = auto()
+    """An earlier decision of the same request gives way to this one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +72,11 @@ class Request:
         return pool, None if self.decision is None else self.decision.worker
 
     @property
+    def last_decision_known(self) -> bool:
+        """No decision of further attempts is to come, by what the outcome says."""
+        return self.decision is not None and self.outcome is not None and self.outcome.retries <= len(self.decision.attempts)
+
+    @property
     def started_s(self) -> float | None:
         if self.decision is not None:
             return self.decision.time_s
@@ -91,19 +101,23 @@ class Join:
 
     def decision(self, value: Decision, at: Place, written_s: float) -> Taken:
         """written_s: when the record was written to the stream (unix seconds)."""
-        request = self.open.get(value.request_id)
+        request, taken = self.open.get(value.request_id), Taken.NEW
         if request is None:
             closed = self._closed.get(value.request_id)
             if closed is not None:
                 return Taken.LATE if closed[0] else Taken.DUPLICATE
             request = self.open[value.request_id] = Request(value.request_id)
         elif request.decision is not None:
-            return Taken.DUPLICATE
+            if len(value.attempts) <= len(request.decision.attempts):
+                return Taken.DUPLICATE
+            taken = Taken.SUPERSEDED
+            request.chain_ends = request.running = None
         request.decision, request.decision_at, request.row = value, at, None
         request.written_s = max(request.written_s, written_s, value.time_s)
-        request.rank = value.rank if request.rank is None else request.rank
+        answered_by = None if request.outcome is None else request.outcome.rank
+        request.rank = value.rank if answered_by is None else answered_by
         self._start(request)
-        return Taken.NEW
+        return taken
 
     def outcome(self, value: Outcome, at: Place, written_s: float) -> Taken:
         request = self.open.get(value.request_id)

@@ -64,6 +64,7 @@ class Metrics:
             "late/decision",
             "late/outcome",
             "duplicate/decision",
+            "superseded/decision",
             "duplicate/outcome",
         ):
             self._join.labels(what.replace("/", "_")).inc(new[what])

@@ -16,6 +16,7 @@ import collector.ingest
 from collector.ingest import Collector, pack_waiting, unpack_waiting
 from schemas.changes import Change
 from schemas.kv_events import COMPLETE, Kind, encode
+from schemas.requests import Attempt
 from schemas.settings import SettingsError
 from schemas.stream import Stream, StreamUnavailable, open_stream
 from schemas.stream.memory import MemoryHub
@@ -164,6 +165,48 @@ def test_missing_halves_are_closed_and_flagged_and_late_ones_set_aside(stream: S
         1,
         1,
     )
+
+
+@pytest.mark.parametrize("crash_after", [(), (1,), (2,), (1, 2), (1, 2, 3)])
+@pytest.mark.parametrize("outcome_at", [1, 2])
+def test_the_last_decision_of_a_request_that_was_sent_again_holds_over_any_restart(
+    stream: Stream, data_dir: Path, crash_after: tuple[int, ...], outcome_at: int
+) -> None:
+    """Three records, the outcome second or last; the collector is killed after some of them were committed."""
+    now = time.time()
+    failed = Attempt(worker="w0", error="upstream: reset", after_s=0.2)
+    decisions = [decision("q", now - 3, "w0"), decision("q", now - 2, "w1", attempts=(failed,))]
+    records: list[Any] = [*decisions[:outcome_at], outcome("q", now - 1, "w1", retries=1), *decisions[outcome_at:]]
+    writer = stream.writer()
+    one = started(data_dir, stream)
+    for i, record in enumerate(records, start=1):
+        put(writer, "", record)
+        writer.flush(10)
+        drain(one, stream, told=False)
+        if i in crash_after:
+            one.close()
+            one = started(data_dir, stream)
+    writer.close(10)
+    drain(one, stream)
+    one.stop()
+    at = f"make_timestamp({round((now - 2) * 1e6)})"
+    assert ask(data_dir, f"SELECT worker, started_at = {at}, retries, outcome_missing FROM requests") == [("w1", True, 1, False)]
+    assert ask(data_dir, "SELECT worker, chosen FROM candidates ORDER BY started_at") == [("w0", True), ("w1", True)]
+    assert ask(data_dir, "SELECT worker, requests FROM worker_10s WHERE requests > 0") == [("w1", 1)]
+    health = dict(ask(data_dir, "SELECT name, value FROM data_health WHERE area = 'join'"))
+    assert (health["superseded_decision"], health["duplicate_decision"]) == (1, 0)
+
+
+def test_a_last_decision_that_never_comes_holds_a_row_back_only_as_long_as_any_missing_half(stream: Stream, data_dir: Path) -> None:
+    now = time.time()
+    writer = stream.writer()
+    put(writer, "", decision("q", now - 1))
+    put(writer, "", outcome("q", now, "w1", retries=2))
+    writer.close(10)
+    one = started(data_dir, stream, decision_wait_s=0.5)
+    drain(one, stream)
+    one.stop()
+    assert ask(data_dir, "SELECT worker, decision_missing, retries FROM requests") == [("w1", False, 2)]
 
 
 def test_poison_costs_itself_only_and_says_why(stream: Stream, data_dir: Path) -> None:
