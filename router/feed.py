@@ -10,7 +10,7 @@ Of worker-load only the newest records matter, so its last `_LOADS_BACK` a parti
 
 Never silent: a log that lost what we stand at (retention, topic made anew, more partitions) makes every worker blind and is read anew
 from its start, counted in `restarts`; a stream that is away is `trouble`, and the workers' trust falls with the silence of their bridges
-(pools.py).
+(pools.py). Bad records are counted; the log names the first and then every thousandth.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ _LOOK_S = 5.0
 _SLICE_S = 0.001
 _LOADS_BACK = 256
 _CLOSE_S = 5.0
+_SAY_EVERY = 1000
 
 
 @dataclass(slots=True)
@@ -61,6 +62,8 @@ class FeedSink:
         self.caught_up = False
         self.strangers = 0
         """Batches and loads of workers that are not in the fleet file."""
+        self.stumbles = 0
+        """Batches and loads that could not be applied: an error of ours. The worker is blind until its events go on."""
 
     def take(self, news: News, loop: asyncio.AbstractEventLoop, done: Callable[[], None]) -> None:
         """Applies as much as fits in a slice, and calls itself again for the rest."""
@@ -69,7 +72,7 @@ class FeedSink:
             self._pools.index.forget()
         until_s = self._clock() + _SLICE_S
         while news.batches:
-            self.apply(news.batches.popleft())
+            self._apply_whatever_happens(news.batches.popleft())
             if self._clock() > until_s and news.batches:
                 loop.call_soon(self.take, news, loop, done)
                 return
@@ -77,6 +80,15 @@ class FeedSink:
             self._apply_load(load)
         self.caught_up = self.caught_up or news.caught_up
         done()
+
+    def _apply_whatever_happens(self, batch: KvBatch) -> None:
+        """The top of the loop's side: the reading thread waits for `done`, so one bad batch must not end all news."""
+        try:
+            self.apply(batch)
+        except Exception:
+            self.stumbles += 1
+            log.exception("a KV batch of %s could not be applied: nothing that it holds is believed until its events go on", batch.source)
+            self._pools.index.distrust(batch.source)
 
     def apply(self, batch: KvBatch) -> None:
         pool = self._pools.by_name.get(batch.source.pool)
@@ -222,8 +234,9 @@ class Feed:
                     else:
                         news.loads.append(WorkerLoad.model_validate_json(record.value or b""))
                 except (BadBatch, ValidationError) as e:
+                    if self.bad_records % _SAY_EVERY == 0:
+                        log.warning("a record of %s at %d was set aside (%d before): %s", part.topic, record.offset, self.bad_records, e)
                     self.bad_records += 1
-                    log.warning("a record of %s at %d was set aside: %s", part.topic, record.offset, e)
         return news
 
     def _hand_over(self, news: News) -> None:

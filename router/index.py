@@ -11,7 +11,7 @@ be held against the engine's report; one from pending blocks is a hope that make
     a batch of an older epoch, or wholly before the clock     ignored, counted (a late replay must not bring removed blocks back)
     a new epoch                                               the slot is emptied; DEGRADED unless the batch says EPOCH_STARTED | COMPLETE
     first batch of a slot without its epoch's start           DEGRADED: what came before is unknown
-    a jump of seq that no GAP names                           DEGRADED, counted
+    a jump of seq that no GAP names                           DEGRADED, counted; a snapshot under way is given up
     GAP                                                       DEGRADED
     CLEARED                                                   the slot is emptied, EXACT: nothing before it matters any more
     SNAPSHOT first .. last                                    COMPLETE: replaces the slot's blocks, EXACT; else only where trust was lost
@@ -54,6 +54,11 @@ class Slot:
     group: int = NO_GROUP
     snapshot: list[tuple[Events, U64]] | None = None  # parts of a snapshot that is not complete yet
     since_snapshot: list[tuple[Events, U64]] = field(default_factory=list)  # live events between its parts
+
+    def drop_snapshot(self) -> None:
+        """Gives up one that is under way, so that events are no longer kept for it."""
+        self.snapshot = None
+        self.since_snapshot.clear()
 
 
 @dataclass(slots=True)
@@ -152,6 +157,7 @@ class PrefixIndex:
                 self._start_epoch(slot, complete=False)
         elif slot.seq is not None and batch.first_seq > slot.seq + 1 and Kind.GAP not in kinds:
             self.counts.unexplained_gaps += 1
+            slot.drop_snapshot()  # a part of it may be what was lost
             self.trust[slot.number] = min(int(self.trust[slot.number]), DEGRADED)
         if slot.block_size is None:
             self._learn_block_size(slot, batch.events)
@@ -192,17 +198,26 @@ class PrefixIndex:
 
     def forget(self) -> None:
         """All confirmed blocks are gone and every slot is BLIND: the log was lost and is read anew."""
+        self._confirmed.clear_all()
         for slot in self._slots.values():
-            self._confirmed.clear(slot.number)
-            slot.epoch = slot.seq = slot.snapshot = None
-            slot.since_snapshot.clear()
-        self.trust[:] = BLIND
+            self._lose(slot)
+
+    def distrust(self, source: WorkerId) -> None:
+        """Nothing is known of this worker any more: it is emptied and BLIND until its events go on."""
+        slot = self.slot(source)
+        self._confirmed.clear(slot.number)
+        self._lose(slot)
+
+    def _lose(self, slot: Slot) -> None:
+        slot.epoch = slot.seq = None
+        slot.drop_snapshot()
+        self.trust[slot.number] = BLIND
 
     def _start_epoch(self, slot: Slot, complete: bool) -> None:
         self._confirmed.clear(slot.number)
         for ticket in [t for t, e in self._open.items() if e.slot == slot.number]:
             self.drop(ticket)
-        slot.snapshot = None
+        slot.drop_snapshot()
         slot.group = NO_GROUP
         self.trust[slot.number] = EXACT if complete else DEGRADED
         self.counts.epochs += 1
@@ -236,20 +251,20 @@ class PrefixIndex:
                 self._start_epoch(slot, complete=bool(flags & COMPLETE))
             case Kind.CLEARED:
                 self._confirmed.clear(slot.number)
-                slot.snapshot = None
+                slot.drop_snapshot()
                 self.trust[slot.number] = EXACT
                 self.counts.clears += 1
             case Kind.GAP:
                 self.trust[slot.number] = min(int(self.trust[slot.number]), DEGRADED)
-                slot.snapshot = None
+                slot.drop_snapshot()
                 self.counts.gaps += 1
             case Kind.SNAPSHOT:
                 self._apply_snapshot(slot, event, hashes, flags)
 
     def _apply_snapshot(self, slot: Slot, event: Events, hashes: U64, flags: int) -> None:
         if flags & FIRST:
+            slot.drop_snapshot()
             slot.snapshot = []
-            slot.since_snapshot.clear()
         if slot.snapshot is None:
             return  # its beginning was not seen, or something broke it
         slot.snapshot.append((event, hashes))

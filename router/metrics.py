@@ -120,6 +120,7 @@ class StateCollector(Collector):
 
     def _index(self) -> Iterator[Metric]:
         index = self._pools.index
+        index.expire(self._clock())
         gauges = {
             "index_blocks": ("Distinct blocks known", index.rows),
             "index_bytes": ("Memory of the index", index.size_bytes),
@@ -138,6 +139,7 @@ class StateCollector(Collector):
             "feed_records": ("Records read from the stream", self._feed.records),
             "feed_bad_records": ("Records that could not be read", self._feed.bad_records),
             "feed_strangers": ("Records of workers that are not in the fleet file", self._sink.strangers),
+            "feed_stumbles": ("KV batches that could not be applied, an error of the router's own", self._sink.stumbles),
             "feed_restarts": ("Times that the index was built anew", self._feed.restarts),
             "records": ("Decisions and outcomes handed to the stream", self._recorder.recorded),
             "records_dropped": ("Decisions and outcomes dropped", self._recorder.dropped),

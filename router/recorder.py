@@ -23,6 +23,8 @@ from schemas.topics import CHANGES, DECISIONS, OUTCOMES
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
+_AT_ONCE = 64
+"""Records handed over under the lock at a time: the event loop may be waiting for it."""
 
 
 class Recorder:
@@ -90,7 +92,7 @@ class Recorder:
         with self._changed:
             if self._closing:
                 self._refused += 1
-            elif self._open:
+            elif self._open and not self._queue:  # what waited goes first: an outcome must not overtake its decision
                 self._append(topic, key, value)
             elif len(self._queue) < self._capacity:
                 self._queue.append((topic, key, value))
@@ -104,7 +106,7 @@ class Recorder:
             self._writer.append(topic, key, value)
             self.recorded += 1
         except UnknownTopic:  # deleted under us: the thread makes it again
-            self._queue.append((topic, key, value))
+            self._queue.appendleft((topic, key, value))
             self._open = False
             self._changed.notify()
         except StreamError as e:
@@ -120,9 +122,9 @@ class Recorder:
                 self._stream.ensure_topics(self._specs)
                 if self._writer is None:
                     self._writer = self._stream.writer()
-            except StreamError as e:
+            except Exception as e:  # the top of this thread's loop: whatever it is, records wait in their bound and are counted beyond it
                 if not said:
-                    log.warning("decisions and outcomes wait for the stream: %s", e)
+                    log.warning("decisions and outcomes wait for the stream: %s", e, exc_info=not isinstance(e, StreamError))
                     said = True
                 with self._changed:
                     if self._closing and time.monotonic() + _RETRY_S > self._deadline_s:
@@ -131,9 +133,19 @@ class Recorder:
                 continue
             with self._changed:
                 self._open = True
-                while self._queue and self._open:
-                    self._append(*self._queue.popleft())
+            while self._hand_over():
+                pass
+            with self._changed:
                 while self._open and not self._closing:
                     self._changed.wait()
                 if self._closing:
                     return
+
+    def _hand_over(self) -> bool:
+        """Appends some of what waits; whether there is more."""
+        with self._changed:
+            for _ in range(min(_AT_ONCE, len(self._queue))):
+                if not self._open:
+                    break
+                self._append(*self._queue.popleft())
+            return self._open and bool(self._queue)

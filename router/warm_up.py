@@ -15,12 +15,14 @@ from schemas.block_hash import HashKey
 from schemas.fleet import Fleet
 from schemas.kv_events import COMPLETE, EVENT, FIRST, LAST, Kind, KvBatch, WorkerId
 
+_BLOCKS = 1000
+"""More than fit in the smallest table, so that it grows."""
 _MARKS = (
     (Kind.EPOCH_STARTED, COMPLETE, 0),
-    (Kind.STORED, 0, 3),
-    (Kind.STORED, 0, 3),  # second copies
+    (Kind.STORED, 0, _BLOCKS - 1),
+    (Kind.STORED, 0, _BLOCKS - 1),  # second copies
     (Kind.REMOVED, 0, 1),
-    (Kind.SNAPSHOT, COMPLETE | FIRST | LAST, 3),
+    (Kind.SNAPSHOT, COMPLETE | FIRST | LAST, _BLOCKS - 1),
 )
 
 
@@ -32,7 +34,7 @@ def warm_up() -> None:
     pools = Pools(fleet, {}, "cost", Coefficients(), HashKey(0, 0), TrustRules(1, 1), random.Random(0))
     (pool,) = pools
     pool.learn_block_size(16)
-    ids = np.arange(64, dtype=np.uint32)  # four blocks: one more than is stored, so that something is expected
+    ids = np.arange(16 * _BLOCKS, dtype=np.uint32)  # one block more than is stored, so that something is expected
     chain = pool.chain(ids, None, "salt")
     assert chain is not None
     for seq, (kind, flags, count) in enumerate(_MARKS):

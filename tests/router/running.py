@@ -71,7 +71,7 @@ class Running:
         async with self.client.post(URL(self.url + path, encoded=True), headers=names, **kind) as response:  # type: ignore[arg-type]
             return response.status, {k.lower(): v for k, v in response.headers.items()}, await response.read()
 
-    async def tell(self, worker: str, *events: tuple[Kind, Sequence[int], int]) -> None:
+    async def tell(self, worker: str, *events: tuple[Kind, Sequence[int], int], timeout_s: float = 15.0) -> None:
         """Publishes a KV batch of the worker as its bridge would, and waits until the index has it."""
         seq = self.seq[worker] = self.seq.get(worker, -1) + 1
         rows = [(kind, Tier.GPU, 0, len(hashes), seq, 1.0, 0, BLOCK, flags) for kind, hashes, flags in events]
@@ -83,7 +83,7 @@ class Running:
             await asyncio.to_thread(writer.flush, 5.0)
             writer.close(1.0)
         slot = self.router.pools.index.slot(batch.source)
-        await until(lambda: slot.seq is not None and slot.seq >= seq)
+        await until(lambda: slot.seq is not None and slot.seq >= seq, timeout_s)
 
     async def hold(self, worker: str, chain: Sequence[int]) -> None:
         """The worker's cache holds these blocks and the index knows it exactly."""

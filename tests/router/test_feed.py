@@ -101,6 +101,27 @@ async def test_bad_records_and_strangers_are_counted_and_change_nothing():
         assert trust_of(r) == EXACT
 
 
+async def test_a_batch_that_cannot_be_applied_costs_its_worker_and_not_the_feed(monkeypatch):
+    async with FakeEngine("w0").serving() as w0, FakeEngine("w1").serving() as w1, running([w0, w1]) as r:
+        chain = r.chain(PROMPT)
+        await r.hold("w0", chain)
+        await r.hold("w1", chain)
+        index = r.router.pools.index
+        apply = index.apply
+
+        def broken_once(batch, now_s):
+            monkeypatch.setattr(index, "apply", apply)
+            raise RuntimeError("a mistake")
+
+        monkeypatch.setattr(index, "apply", broken_once)
+        r.seq["w0"] += 1
+        with pytest.raises(AssertionError):  # that batch never arrives
+            await r.tell("w0", (Kind.STORED, chain, 0), timeout_s=0.5)
+        assert (r.router.feed._sink.stumbles, trust_of(r, "w0"), trust_of(r, "w1")) == (1, BLIND, EXACT)
+        await r.tell("w0", (Kind.STORED, chain, 0))
+        assert trust_of(r, "w0") == DEGRADED
+
+
 async def test_trust_falls_with_the_silence_of_the_bridge_and_its_load_reports_keep_it():
     async with FakeEngine("w0").serving() as engine, running([engine], stale_after_s=10, blind_after_s=60) as r:
         await r.hold("w0", r.chain(PROMPT))

@@ -146,6 +146,26 @@ def test_forgetting_leaves_every_worker_blind_until_the_log_is_read_anew():
     assert (held(index), trust(index)) == (1, EXACT)
 
 
+@pytest.mark.parametrize(
+    "broken_by", [batch(A, 1, 9, (Kind.STORED, [7])), batch(A, 2, 0, (Kind.EPOCH_STARTED, [], COMPLETE)), batch(A, 1, 8, (Kind.GAP, []))]
+)
+def test_a_snapshot_whose_end_was_lost_keeps_no_events(broken_by):
+    index = index_of(batch(A, 1, 7, (Kind.SNAPSHOT, [1, 2], FIRST | COMPLETE)), broken_by)
+    for seq in range(10, 20):
+        index.apply(batch(A, broken_by.epoch, seq, (Kind.STORED, [seq])), 0.0)
+    assert index.slot(A).since_snapshot == []
+    index.apply(batch(A, broken_by.epoch, 20, (Kind.SNAPSHOT, [3], LAST | COMPLETE)), 0.0)
+    assert (held(index), index.counts.snapshots) == (0, 0)
+
+
+def test_a_distrusted_worker_is_empty_and_blind_and_the_others_stay():
+    index = index_of(started(A), started(B), batch(A, 1, 1, (Kind.STORED, [1])), batch(B, 1, 1, (Kind.STORED, [1])))
+    index.distrust(A)
+    assert (held(index, A), trust(index, A), held(index, B), trust(index, B)) == (0, BLIND, 1, EXACT)
+    index.apply(batch(A, 1, 2, (Kind.STORED, [1])), 0.0)
+    assert (held(index, A), trust(index, A)) == (1, DEGRADED)
+
+
 @pytest.mark.parametrize("workers", [65, 512])
 def test_many_workers_fit(workers):
     index = PrefixIndex()

@@ -438,6 +438,17 @@ async def test_models_health_readiness_and_metrics():
             assert line in page
 
 
+async def test_expected_blocks_are_gone_from_the_page_when_their_time_is_over_though_nobody_asks():
+    async with fleet(1, expect_ttl_s=0.05) as (r, _):
+        await r.post(BODY)
+        assert r.router.pools.index.pending_blocks == 6
+
+        def gone():
+            return b"warmwatch_router_index_expected_blocks 0.0" in r.router.metrics.page()
+
+        await until(gone)
+
+
 async def test_many_clients_at_once_leave_nothing_behind():
     async with fleet(3) as (r, engines):
 

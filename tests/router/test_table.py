@@ -71,9 +71,13 @@ def test_table_agrees_with_the_naive_twin(seed):
         elif action < 0.97:
             table.remove(slot, hashes, level)
             twin.remove(slot, hashes, level)
-        else:
+        elif action < 0.998:
             table.clear(slot)
             twin.clear(slot)
+        else:
+            table.clear_all()
+            for s in range(slots):
+                twin.clear(s)
         if step % 20 == 0:
             chain = universe[int(rng.integers(len(universe))) :][:100]
             for t, n, pending, naive_pending in ((tables[0], twins[0], None, None), (tables[0], twins[0], tables[1], twins[1])):

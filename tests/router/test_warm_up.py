@@ -10,7 +10,7 @@ from router.warm_up import warm_up
 warm_up()
 compiled = {f for m in (table, policy) for f in vars(m).values() if isinstance(f, numba.core.dispatcher.Dispatcher) and f.signatures}
 before = {f.py_func.__name__: len(f.signatures) for f in compiled}
-missing = {"_apply", "_match", "_match_two", "_store_all", "_forget"} - set(before)
+missing = {"_apply", "_match", "_match_two", "_store_all", "_clear", "_rehash", "_rehash_extra"} - set(before)
 assert not missing, missing
 warm_up()
 assert before == {f.py_func.__name__: len(f.signatures) for f in compiled}
