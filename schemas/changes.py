@@ -6,14 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.workers import StreamModel
+from schemas.record import StreamModel, UnixSeconds
 
 ChangeKind = Literal["deploy", "config", "scale", "incident", "policy", "note"]
 
 
 class Change(StreamModel):
     version: Literal[1] = 1
-    time_s: float = Field(description="unix seconds at which it happened")
+    time_s: UnixSeconds = Field(description="unix seconds at which it happened")
     kind: ChangeKind = "note"
     text: str = Field(min_length=1, max_length=2000)
     author: str | None = Field(None, max_length=200)

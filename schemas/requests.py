@@ -14,11 +14,8 @@ import numpy as np
 from pydantic import AfterValidator, Field
 
 from schemas.block_hash import U64
-from schemas.workers import StreamModel, Trust
-
-Name = Annotated[str, Field(min_length=1, max_length=1024)]
-Tokens = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0)]
+from schemas.record import Clock, Count, Counter, Name, Rank, Seconds, StreamModel, Tokens, UnixSeconds
+from schemas.workers import Trust
 
 
 def pack_hashes(hashes: U64) -> str:
@@ -49,7 +46,7 @@ class Candidate(StreamModel):
     """One worker as the policy saw it. Overlap counts tokens of the longest contiguous prefix held."""
 
     worker: Name
-    rank: int | None = Field(None, ge=0, description="null: the router does not choose ranks")
+    rank: Rank | None = Field(None, description="null: the router does not choose ranks")
     overlap_tokens: Tokens = Field(description="confirmed by KV events, any tier")
     overlap_gpu_tokens: Tokens = Field(description="of these, on the GPU")
     speculative_tokens: Tokens = Field(0, description="further tokens expected from requests dispatched but not yet confirmed")
@@ -57,10 +54,10 @@ class Candidate(StreamModel):
     prefill_s: Seconds | None = Field(None, description="predicted prefill of the uncached tokens")
     decode_s: Seconds | None = Field(None, description="predicted cost of running beside the decodes there")
     cost_s: float | None = Field(None, description="what the policy minimised; null: the policy has no cost")
-    epoch: int | None = Field(None, ge=0, description="clock of the worker's cache that the index had applied")
-    seq: int | None = Field(None, ge=0)
+    epoch: Clock | None = Field(None, description="clock of the worker's cache that the index had applied")
+    seq: Clock | None = None
     trust: Trust
-    in_flight: int = Field(0, ge=0, description="requests of this router on that worker")
+    in_flight: Count = Field(0, description="requests of this router on that worker")
 
 
 class Attempt(StreamModel):
@@ -76,7 +73,7 @@ class Decision(StreamModel):
 
     version: Literal[1] = 1
     request_id: Name
-    time_s: float = Field(description="unix seconds of the dispatch")
+    time_s: UnixSeconds = Field(description="unix seconds of the dispatch")
     router: Name = Field(description="which router replica")
     pool: Name
     model: Name
@@ -91,13 +88,13 @@ class Decision(StreamModel):
         description="exact: own tokenizer; engine: its /tokenize; text: approximated from characters; none: the prefix is unknown"
     )
     prompt_tokens: Tokens | None = None
-    block_size: int | None = Field(None, ge=1)
+    block_size: Tokens | None = Field(None, ge=1)
     lora: str | None = Field(None, max_length=1024)
     chain: PackedHashes | None = Field(None, description="names of the prompt's full blocks in order; null: unknown")
     worker: Name = Field(description="the worker that the request went to in the end")
-    rank: int | None = Field(None, ge=0)
+    rank: Rank | None = None
     candidates: tuple[Candidate, ...] = Field((), max_length=1024, description="the chosen worker and the best others, by cost")
-    workers_considered: int = Field(0, ge=0)
+    workers_considered: Count = 0
     best_overlap_worker: Name | None = None
     best_overlap_tokens: Tokens | None = Field(None, description="longest prefix held anywhere in the pool")
     margin_s: float | None = Field(None, description="cost of the runner-up minus cost of the chosen")
@@ -112,9 +109,9 @@ class Outcome(StreamModel):
 
     version: Literal[1] = 1
     request_id: Name
-    time_s: float = Field(description="unix seconds at which the answer ended")
+    time_s: UnixSeconds = Field(description="unix seconds at which the answer ended")
     worker: Name | None = Field(None, description="null: no worker could be tried")
-    rank: int | None = Field(None, ge=0)
+    rank: Rank | None = None
     status: int | None = Field(None, ge=100, lt=600, description="HTTP status sent to the client; null: the client left first")
     error: str | None = Field(None, max_length=1000, description="null: none. timeout, connect, disconnect, upstream ...")
     ttft_s: Seconds | None = Field(None, description="dispatch to first content byte; null for answers that do not stream")
@@ -125,6 +122,6 @@ class Outcome(StreamModel):
     completion_tokens: Tokens | None = None
     engine_queue_s: Seconds | None = None
     engine_ttft_s: Seconds | None = None
-    request_bytes: int | None = Field(None, ge=0)
-    response_bytes: int | None = Field(None, ge=0)
-    retries: int = Field(0, ge=0)
+    request_bytes: Counter | None = None
+    response_bytes: Counter | None = None
+    retries: Count = 0

@@ -5,7 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from schemas.record import Clock, Counter, Rank, StreamModel, Tokens, UnixSeconds
 
 
 class Trust(StrEnum):
@@ -16,31 +18,25 @@ class Trust(StrEnum):
     BLIND = "blind"  # nothing is known
 
 
-class StreamModel(BaseModel):
-    """Common to all JSON records of the stream: frozen, unknown fields ignored (a newer writer may add some)."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
 class BridgeHealth(StreamModel):
     """The bridge's counters for one worker and rank, cumulative since the bridge started."""
 
     trust: Trust
-    epoch: int = Field(ge=0)
-    seq: int | None = Field(None, ge=0, description="newest engine sequence seen; null: none yet")
-    frames: int = Field(0, ge=0, description="ZMQ messages received, replays included")
-    mangled_frames: int = Field(0, ge=0, description="messages that could not be decoded; each cost itself only")
-    skipped_events: int = Field(0, ge=0, description="events of unknown type or broken form inside good frames")
-    lost_batches: int = Field(0, ge=0, description="engine batches lost for good (gap marks)")
-    replayed_batches: int = Field(0, ge=0, description="engine batches recovered through replay")
-    restarts: int = Field(0, ge=0, description="sequence steps back seen")
-    reported_blocks: int = Field(0, ge=0, description="blocks announced again though nothing was stored")
-    unnamed_blocks: int = Field(0, ge=0, description="blocks stored without tokens that could not be named")
-    unknown_removals: int = Field(0, ge=0, description="removals of blocks that were not resident")
-    resident_blocks: int = Field(0, ge=0, description="physical blocks held now, by reference counts")
-    peak_resident_blocks: int = Field(0, ge=0)
-    buffered_records: int = Field(0, ge=0, description="records waiting for the stream")
-    dropped_records: int = Field(0, ge=0, description="records dropped because the stream was away too long; a gap mark follows")
+    epoch: Clock
+    seq: Clock | None = Field(None, description="newest engine sequence seen; null: none yet")
+    frames: Counter = Field(0, description="ZMQ messages received, replays included")
+    mangled_frames: Counter = Field(0, description="messages that could not be decoded; each cost itself only")
+    skipped_events: Counter = Field(0, description="events of unknown type or broken form inside good frames")
+    lost_batches: Counter = Field(0, description="engine batches lost for good (gap marks)")
+    replayed_batches: Counter = Field(0, description="engine batches recovered through replay")
+    restarts: Counter = Field(0, description="sequence steps back seen")
+    reported_blocks: Counter = Field(0, description="blocks announced again though nothing was stored")
+    unnamed_blocks: Counter = Field(0, description="blocks stored without tokens that could not be named")
+    unknown_removals: Counter = Field(0, description="removals of blocks that were not resident")
+    resident_blocks: Counter = Field(0, description="physical blocks held now, by reference counts")
+    peak_resident_blocks: Counter = 0
+    buffered_records: Counter = Field(0, description="records waiting for the stream")
+    dropped_records: Counter = Field(0, description="records dropped because the stream was away too long; a gap mark follows")
 
 
 class WorkerLoad(StreamModel):
@@ -49,16 +45,16 @@ class WorkerLoad(StreamModel):
     version: Literal[1] = 1
     pool: str = Field(min_length=1, max_length=1024)
     worker: str = Field(min_length=1, max_length=1024)
-    rank: int = Field(ge=0, lt=65536)
-    time_s: float = Field(description="unix seconds of the reading")
+    rank: Rank
+    time_s: UnixSeconds = Field(description="unix seconds of the reading")
     engine: Literal["vllm", "sglang", "other"]
     model: str | None = None
     up: bool = Field(description="the metrics page answered")
     running: float | None = Field(None, ge=0, description="requests running")
     waiting: float | None = Field(None, ge=0, description="requests waiting")
     kv_usage: float | None = Field(None, ge=0, description="share of blocks held by requests, 0 to 1")
-    capacity_blocks: int | None = Field(None, ge=0, description="usable KV blocks")
-    block_size: int | None = Field(None, ge=1, description="tokens a block")
+    capacity_blocks: Counter | None = Field(None, description="usable KV blocks")
+    block_size: Tokens | None = Field(None, ge=1, description="tokens a block")
     prefix_queries_tokens: float | None = Field(None, ge=0)
     prefix_hits_tokens: float | None = Field(None, ge=0)
     prompt_tokens: float | None = Field(None, ge=0)

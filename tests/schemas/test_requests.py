@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from schemas.changes import Change
 from schemas.export import json_schemas
-from schemas.requests import Decision, Outcome, pack_hashes, unpack_hashes
+from schemas.record import END_OF_TIME_S
+from schemas.requests import Candidate, Decision, Outcome, pack_hashes, unpack_hashes
+from schemas.tables.published import CANDIDATES, REQUESTS, WORKERS
 from schemas.workers import Trust, WorkerLoad
 
 DECISION = {
@@ -54,12 +56,42 @@ def test_what_is_not_reported_is_null_and_never_zero():
         (Outcome, {"request_id": "r", "time_s": 1, "ttft_s": -1}, "ttft_s"),
         (WorkerLoad, {**LOAD, "engine": "x"}, "engine"),
         (Change, {"time_s": 1, "text": ""}, "text"),
+        (Change, {"time_s": 1e300, "text": "x"}, "time_s"),
+        (Change, {"time_s": -1.0, "text": "x"}, "time_s"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(model, record, field):
     with pytest.raises(ValidationError) as e:
         model.model_validate(record)
     assert e.value.errors()[0]["loc"] == (field,)
+
+
+def nodes(schema, name=""):
+    """Every part of a JSON Schema with the name of the field it belongs to."""
+    if isinstance(schema, dict):
+        yield name, schema
+        for key, value in schema.items():
+            yield from nodes(value, name if key in ("anyOf", "items", "properties") else key)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from nodes(value, name)
+
+
+def test_every_number_is_bounded_by_what_its_published_column_holds():
+    """One number beyond that would stop the collector where it writes rows, at every start anew."""
+    column_max = {"UTINYINT": 2**8, "USMALLINT": 2**16, "UINTEGER": 2**32, "UBIGINT": 2**64, "DOUBLE": 2**64}
+    type_of = {c.name: c.type for table in (WORKERS, CANDIDATES, REQUESTS) for c in table.columns}
+    type_of["retries"] = "UINTEGER"  # the collector cuts it to its column
+    bounded = times = 0
+    for name, part in nodes(json_schemas()):
+        if part.get("type") == "integer" and "const" not in part:
+            assert part.get("maximum", part.get("exclusiveMaximum")) < column_max[type_of.get(name, "UBIGINT")], name
+            bounded += 1
+        if part.get("type") == "number" and name == "time_s":
+            assert (part["minimum"], part["exclusiveMaximum"]) == (0, END_OF_TIME_S)
+            times += 1
+    assert bounded > 30 and times == 4
+    assert 2 * Candidate.model_json_schema()["properties"]["overlap_tokens"]["maximum"] < 2**32  # confirmed plus speculative: one column
 
 
 def test_records_are_frozen_and_survive_json():
