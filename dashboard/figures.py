@@ -180,7 +180,7 @@ def latency_by_worker(rows: Sequence[Row], min_sample: int) -> Figure:
     shown = [r for r in rows if r["n"] >= min_sample]
     named = worker_labels(rows)
     labels = _distinct([escaped(named[key_of(r)], MOST_LABEL_CHARS) for r in shown])
-    out = _figure(height=max(280, min(620, 24 * len(shown) + 80)), left=8)
+    out = _figure(height=max(280, min(620, 24 * len(shown) + 80)), left=8, x="log")
     line_x: list[Any] = []
     line_y: list[Any] = []
     for r, label in zip(shown, labels, strict=True):
@@ -212,7 +212,6 @@ def latency_by_worker(rows: Sequence[Row], min_sample: int) -> Figure:
         for name in ("p50", "p90", "p99")
     ]
     _latency_axis(out["layout"]["xaxis"], [r[f"{p}_s"] for r in shown for p in ("p50", "p99")])
-    out["layout"]["xaxis"]["type"] = "log"
     out["layout"]["yaxis"] |= {"type": "category", "autorange": "reversed", "automargin": True, "showgrid": False}
     return out
 
@@ -223,7 +222,7 @@ def load_against_hit(rows: Sequence[Row], x_title: str) -> Figure:
     most = max((r["prompt_tokens"] or 0 for r in rows), default=0) or 1
     labels = worker_labels(rows)
     named = len(rows) <= 24
-    out = _figure(280)
+    out = _figure(280, x="linear")
     out["data"] = [
         {
             "type": "scatter",
@@ -250,13 +249,12 @@ def load_against_hit(rows: Sequence[Row], x_title: str) -> Figure:
     out["layout"]["hovermode"] = "closest"
     out["layout"]["showlegend"] = len(pools) > 1
     out["layout"]["xaxis"] |= {
-        "type": "linear",
         "range": _padded([r["load"] for r in rows]),
         "title": _title(x_title),
         "showgrid": True,
         "tickformat": ".2~f",
     }
-    out["layout"]["yaxis"] |= {"range": _padded([r["hit"] for r in rows]), "tickformat": ".0%", "title": _title("hit rate")}
+    out["layout"]["yaxis"] |= {"range": _padded([r["hit"] for r in rows], most=1.02), "tickformat": ".0%", "title": _title("hit rate")}
     out["layout"]["margin"] |= {"b": 44, "l": 56}
     return out
 
@@ -265,7 +263,7 @@ def residency_bars(rows: Sequence[Row]) -> Figure:
     """Blocks held against capacity, one bar a worker."""
     named = worker_labels(rows)
     labels = _distinct([escaped(named[key_of(r)], MOST_LABEL_CHARS) for r in rows])
-    out = _figure(height=max(224, min(620, 24 * len(rows) + 80)), left=8)
+    out = _figure(height=max(224, min(620, 24 * len(rows) + 80)), left=8, x="linear")
     capacity = [r["capacity_blocks"] for r in rows]
     held = [r["resident_blocks"] for r in rows]
     parts = [
@@ -294,7 +292,7 @@ def residency_bars(rows: Sequence[Row]) -> Figure:
         if any(v is not None for v in x)
     ]
     out["layout"] |= {"barmode": "stack", "bargap": 0.35}
-    out["layout"]["xaxis"] |= {"type": "linear", "tickformat": "~s", "showgrid": True}
+    out["layout"]["xaxis"] |= {"tickformat": "~s", "showgrid": True}
     out["layout"]["yaxis"] |= {"type": "category", "autorange": "reversed", "automargin": True, "showgrid": False}
     return out
 
@@ -303,7 +301,7 @@ def prediction_error(rows: Sequence[Row]) -> Figure:
     """Bars of requests by engine's cached minus router's predicted, in blocks."""
     found = {r["blocks"]: r["requests"] for r in rows}
     steps = list(range(-10, 11))
-    out = _figure(240)
+    out = _figure(240, x="linear")
     out["data"] = [
         {
             "type": "bar",
@@ -315,7 +313,6 @@ def prediction_error(rows: Sequence[Row]) -> Figure:
     ]
     out["layout"] |= {"bargap": 0.2, "showlegend": False}
     out["layout"]["xaxis"] |= {
-        "type": "linear",
         "tickvals": [-10, -5, -1, 0, 1, 5, 10],
         "ticktext": ["≤ −10", "−5", "−1", "0", "1", "5", "≥ 10"],
         "title": _title("cached minus predicted, blocks"),
@@ -384,7 +381,8 @@ def _apart(marks: Sequence[Row], window: Window) -> list[Row]:
     return out
 
 
-def _figure(height: int, left: int = 48) -> Figure:
+def _figure(height: int, left: int = 48, x: str = "date") -> Figure:
+    """x: the axis' type. Formats of dates stand on no other axis, where they would undo its numbers' own."""
     axis = {"gridcolor": "$grid", "linecolor": "$grid", "zeroline": False, "tickfont": {"color": "$muted", "size": 11}, "ticks": ""}
     return {
         "data": [],
@@ -404,7 +402,7 @@ def _figure(height: int, left: int = 48) -> Figure:
                 "font": {"color": "$ink", "size": 11.5},
                 "bgcolor": "rgba(0,0,0,0)",
             },
-            "xaxis": {**axis, "type": "date", "showgrid": False, "tickformatstops": _TIME_FORMATS},
+            "xaxis": {**axis, "type": x, "showgrid": False, **({"tickformatstops": _TIME_FORMATS} if x == "date" else {})},
             "yaxis": {**axis, "showgrid": True},
         },
     }
@@ -436,11 +434,11 @@ def _range(window: Window) -> list[datetime]:
     return [window.since - half, window.until - half]
 
 
-def _padded(values: Sequence[float]) -> list[float]:
-    """A range with room around all values, so that neither dots nor their names are cut."""
+def _padded(values: Sequence[float], most: float = math.inf) -> list[float]:
+    """A range with room around all values, so that neither dots nor their names are cut; never below 0 or above `most`."""
     low, high = min(values), max(values)
     room = max((high - low) * 0.25, abs(high) * 0.05, 0.01)
-    return [low - room, high + room]
+    return [max(0.0, low - room), min(most, high + room)]
 
 
 def _title(text: str) -> dict[str, Any]:

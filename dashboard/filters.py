@@ -7,6 +7,7 @@ Anything wrong in a URL falls back to the default; a link must never break a pag
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -101,8 +102,9 @@ class Filters:
 
 
 def bin_of(length_s: float) -> int:
-    """The narrowest bin, seconds, that divides a range into no more than MOST_BINS."""
-    return next((b for b in BINS_S if length_s / b <= MOST_BINS), BINS_S[-1])
+    """The narrowest bin, seconds, that divides a range into no more than MOST_BINS; beyond the list, whole days."""
+    day_s = BINS_S[-1]
+    return next((b for b in BINS_S if length_s / b <= MOST_BINS), day_s * math.ceil(length_s / day_s / MOST_BINS))
 
 
 def _floor(at: datetime, step_s: int) -> datetime:
@@ -113,10 +115,10 @@ def _floor(at: datetime, step_s: int) -> datetime:
 def _time(text: str | None) -> datetime | None:
     try:
         at = datetime.fromisoformat(text or "")
-    except ValueError:
+        if at.tzinfo is not None:
+            at = at.astimezone(UTC).replace(tzinfo=None)
+    except (ValueError, OverflowError):
         return None
-    if at.tzinfo is not None:
-        at = at.astimezone(UTC).replace(tzinfo=None)
     return at if 1970 <= at.year <= 2200 else None
 
 

@@ -98,7 +98,7 @@ def _key_figures(view: View) -> None:
             units.rate(per_s, unknown=unknown),
             f"{units.count(asks)} in {view.window_text}" if published.has_outcomes else "no outcomes received",
             delta=_relative(per_s, _rate(view, before) if before.get("requests") else None),
-            course=[r["requests"] for r in course] if published.has_outcomes else (),
+            course=[_a_second(view, r, "requests") for r in course] if published.has_outcomes else (),
             explain="Requests that ended, a second, since the window's start or the first request in it.",
         )
         for name, column_ in (("p50", "p50_s"), ("p90", "p90_s"), ("p99", "p99_s")):
@@ -130,7 +130,7 @@ def _key_figures(view: View) -> None:
             f"{units.count(now_.get('failed'))} of {units.count(asks)}" if published.has_outcomes else "no outcomes received",
             delta=units.points(_minus(_over(now_.get("failed"), asks), _over(before.get("failed"), before.get("requests")))),
             good="down",
-            course=[r["failed"] for r in course] if published.has_outcomes else (),
+            course=[_over(r["failed"], r["requests"]) for r in course] if published.has_outcomes else (),
             explain="Requests with an error or a status of 400 and more.",
         )
 
@@ -204,10 +204,8 @@ def _traffic(view: View, changes: list[dict[str, Any]]) -> None:
         if not view.snapshot.published.has_outcomes or not rows:
             nothing(lacking(view, "has_outcomes") or "No requests in this window.")
             return
-        per_s = [
-            ("requests", [None if v is None else v / view.window.bin_s for v in figures.on_bins(rows, view.window, "requests")]),
-            ("failed", [None if v is None else v / view.window.bin_s for v in figures.on_bins(rows, view.window, "failed")]),
-        ]
+        rates = [{"bin_at": r["bin_at"], **{c: _a_second(view, r, c) for c in ("requests", "failed")}} for r in rows]
+        per_s = [(c, figures.on_bins(rates, view.window, c)) for c in ("requests", "failed")]
         chart(
             figures.amounts_over_time(per_s, view.window, changes, 230, "/s"), "now-traffic", "Requests a second over time", view.revision
         )
@@ -228,6 +226,13 @@ def _rate(view: View, row: Any) -> float | None:
     began = max(0.0, (row["first_bucket"] - view.window.since).total_seconds()) if row is not None else 0.0
     length_s = view.window.length_s - (began if began > 0 else 0.0)
     return row["requests"] / length_s if length_s > 0 else None
+
+
+def _a_second(view: View, row: dict[str, Any], column: str) -> float | None:
+    """A bin's count a second. The bin that is under way counts for the seconds it has had; none while these are too few to tell."""
+    value, watermark = row[column], view.snapshot.watermark
+    had_s = view.window.bin_s if watermark is None else min(view.window.bin_s, (watermark - row["bin_at"]).total_seconds())
+    return None if value is None or had_s < view.window.bin_s / 3 else value / had_s
 
 
 def _of(part: float | None, whole: float | None, unit: str) -> str:

@@ -129,10 +129,15 @@ def _csv(rows: pa.Table) -> bytes:
     out = io.BytesIO()
     plain = rows
     for i, field in enumerate(rows.schema):
-        if pa.types.is_nested(field.type) or pa.types.is_binary(field.type):
-            plain = plain.set_column(i, field.name, pa.array([None if v is None else str(v) for v in rows.column(i).to_pylist()]))
+        if pa.types.is_nested(field.type) or pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
+            plain = plain.set_column(i, field.name, pa.array([_cell(v) for v in rows.column(i).to_pylist()], pa.string()))
     pyarrow.csv.write_csv(plain, out)
     return out.getvalue()
+
+
+def _cell(value: Any) -> str | None:
+    """Bytes as hexadecimal digits, as on the screen."""
+    return None if value is None else value.hex() if isinstance(value, bytes) else str(value)
 
 
 def _schema(view: View) -> None:

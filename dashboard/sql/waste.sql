@@ -3,9 +3,10 @@
 -- grain: one row
 SELECT
   sum(greatest(least(best_overlap_tokens, prompt_tokens)::BIGINT - cached_tokens, 0)) AS computed_again_tokens,
-  sum(prompt_tokens) FILTER (best_overlap_tokens IS NOT NULL AND cached_tokens IS NOT NULL) AS known_prompt_tokens,
+  sum(prompt_tokens) AS known_prompt_tokens,
   count(*) FILTER (least(best_overlap_tokens, prompt_tokens) > cached_tokens) AS requests_with_loss,
-  count(*) FILTER (best_overlap_tokens IS NOT NULL AND cached_tokens IS NOT NULL AND prompt_tokens IS NOT NULL) AS known_requests
+  count(*) AS known_requests
 FROM requests
-WHERE ended_at >= $since AND ended_at < $until AND ($pool IS NULL OR pool = $pool) AND ($worker IS NULL OR worker = $worker)
+-- least and greatest pass over NULL, so only requests of which all three are known may reach them.
+WHERE best_overlap_tokens IS NOT NULL AND prompt_tokens IS NOT NULL AND cached_tokens IS NOT NULL AND ended_at >= $since AND ended_at < $until AND ($pool IS NULL OR pool = $pool) AND ($worker IS NULL OR worker = $worker)
   AND ($route IS NULL OR route = $route) AND ($model IS NULL OR model = $model)

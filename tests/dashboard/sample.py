@@ -169,6 +169,7 @@ def _requests(
             ended = None  # type: ignore[assignment]
         done = ended is not None
         predicted = cached if rng.random() < 0.93 else max(0, cached + rng.choice((-3, -1, 1, 2, 8)) * _BLOCK)
+        unknown = number % 40 == 0  # a prompt that the router could not read: nothing was predicted
         event_hit = cached if rng.random() < 0.998 else max(0, cached - _BLOCK)
         yield {
             "request_id": f"req-{number:06d}",
@@ -186,16 +187,16 @@ def _requests(
             "stream": True,
             "policy": policy,
             "policy_version": "1",
-            "token_source": "exact",
+            "token_source": "none" if unknown else "exact",
             "prompt_tokens": prompt,
             "cached_tokens": cached if done and reported else None,
             "event_hit_tokens": event_hit if done and not failed and worker[1] != "gpu-4:8000" else None,
-            "predicted_tokens": predicted,
-            "best_overlap_tokens": best,
-            "best_overlap_worker": worker[1],
+            "predicted_tokens": None if unknown else predicted,
+            "best_overlap_tokens": None if unknown else best,
+            "best_overlap_worker": None if unknown else worker[1],
             "completion_tokens": rng.randrange(20, 900) if done and reported else None,
             "block_size": _BLOCK,
-            "chain_blocks": prompt // _BLOCK,
+            "chain_blocks": None if unknown else prompt // _BLOCK,
             "ttft_s": ttft if done and not failed else None,
             "e2e_s": e2e if done else None,
             "trust": "degraded" if worker[1] == "gpu-4:8000" else "exact",
@@ -253,7 +254,7 @@ def _roll_up(
             cell["hit_share_sum"] += cached / prompt
             cell["engine_query_tokens"] += prompt
             cell["engine_hit_tokens"] += cached
-            cell["predicted_requests"] += 1
+            cell["predicted_requests"] += r["predicted_tokens"] is not None
             cell["predicted_exact"] += r["predicted_tokens"] == cached
         if seen is not None:
             cell["event_requests"] += 1

@@ -88,6 +88,18 @@ def test_percentiles_under_the_least_sample_are_left_out() -> None:
     assert len(FIGURES["latency by worker"]["data"][1]["x"]) == 1
 
 
+@pytest.mark.parametrize("name", FIGURES)
+def test_only_axes_of_time_have_formats_of_time(name: str) -> None:
+    for axis in (FIGURES[name]["layout"]["xaxis"], FIGURES[name]["layout"]["yaxis"]):
+        assert ("tickformatstops" in axis) == (axis.get("type") == "date")
+
+
+def test_neither_load_nor_hit_rate_is_drawn_where_it_cannot_be() -> None:
+    layout = figures.load_against_hit([WORKER | {"load": 0.01, "hit": 0.99}, WORKER | {"load": 4.0, "hit": 0.2}], "running")["layout"]
+    assert layout["xaxis"]["range"][0] == 0
+    assert layout["yaxis"]["range"] == [pytest.approx(0.0025), pytest.approx(1.02)]
+
+
 def test_marks_outside_the_window_are_left_out() -> None:
     assert len(FIGURES["shares"]["layout"]["shapes"]) == 1
 

@@ -29,6 +29,8 @@ def test_a_link_gives_the_same_filters_again(filters: Filters) -> None:
         {"from": "2026-11-29T13:00:00Z"},
         {"from": "2026-11-29T14:00:00Z", "to": "2026-11-29T13:00:00Z"},
         {"from": "9999-12-31T00:00:00-23:00", "to": "2026-11-29T13:00:00Z"},
+        {"from": "0001-01-01T00:00:00+14:00", "to": "2026-11-29T13:00:00Z"},
+        {"from": "2026-11-29T13:00:00Z", "to": "9999-12-31T23:00:00-14:00"},
         {"worker": ""},
     ],
 )
@@ -50,6 +52,12 @@ def test_the_window_ends_with_the_watermarks_bucket() -> None:
 @pytest.mark.parametrize("length_s", RANGES_S.values())
 def test_no_range_has_more_bins_than_a_chart_can_show(length_s: int) -> None:
     assert 20 <= length_s / bin_of(length_s) <= MOST_BINS
+
+
+def test_the_longest_range_that_a_link_can_name_has_no_more_bins_than_a_chart_can_show() -> None:
+    window = Filters.from_url({"from": "1970-01-01", "to": "2200-01-01"}).window(WATERMARK)
+    assert window.length_s / window.bin_s <= MOST_BINS
+    assert window.bin_s % 86_400 == 0
 
 
 def test_a_window_before_the_data_is_cut_but_not_to_nothing() -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard import queries, units
-from dashboard.filters import Filters
+from dashboard.filters import Filters, Window
 from dashboard.pages import PAGES
+from dashboard.pages.now import _a_second
+from dashboard.pages.sql import _csv
 from dashboard.run import ENTRY
 from dashboard.site import Site
 from schemas.tables.published import MAJOR
@@ -172,3 +178,17 @@ def test_no_page_puts_two_different_numbers_for_one_thing(page: Callable[..., Ap
     assert frame["requests"].sum() == int(
         re.sub(r"\D", "", next(c.value for c in page("now").caption if " in 1" in c.value).split(" in ")[0])
     )
+
+
+@pytest.mark.parametrize(("had_s", "a_second"), [(10, 3.0), (25, 3.0), (5, 6.0), (3, None)])
+def test_a_bin_under_way_counts_for_the_seconds_it_has_had(had_s: float, a_second: float | None) -> None:
+    start = datetime(2026, 11, 29, 13)
+    view: Any = SimpleNamespace(window=Window(start, start + timedelta(minutes=5), 10), snapshot=SimpleNamespace())
+    view.snapshot.watermark = start + timedelta(seconds=had_s)
+    assert _a_second(view, {"bin_at": start, "requests": 30}, "requests") == a_second
+    assert _a_second(view, {"bin_at": start, "requests": None}, "requests") is None
+
+
+def test_a_download_has_bytes_as_the_screen_has_them() -> None:
+    rows = pa.table({"hash": pa.array([b"\xff\x00", None], pa.binary()), "list": [[1, None], None], "n": [1, None]})
+    assert _csv(rows).decode().splitlines() == ['"hash","list","n"', '"ff00","[1, None]",1', ",,"]

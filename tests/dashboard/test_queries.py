@@ -116,17 +116,20 @@ def test_the_policy_that_hurt_is_told_apart(snapshot: Snapshot, rows: sample.Sam
 
 def test_computed_again_counts_what_some_worker_held(snapshot: Snapshot, rows: sample.Sample) -> None:
     window = Filters().window(snapshot.watermark)
-    told = [r for r in ended(rows, window) if r["cached_tokens"] is not None]
+    told = [r for r in ended(rows, window) if r["cached_tokens"] is not None and r["best_overlap_tokens"] is not None]
+    assert len(told) < len([r for r in ended(rows, window) if r["cached_tokens"] is not None])  # an unknown overlap is no loss
     row = queries.ask(snapshot, "waste", Filters(), window)[0]
+    assert (row["known_requests"], row["known_prompt_tokens"]) == (len(told), sum(r["prompt_tokens"] for r in told))
     assert row["computed_again_tokens"] == sum(max(0, min(r["best_overlap_tokens"], r["prompt_tokens"]) - r["cached_tokens"]) for r in told)
     course = queries.ask(snapshot, "waste_over_time", Filters(), window)
-    assert sum(r["computed_again_tokens"] or 0 for r in course) == row["computed_again_tokens"]
+    assert sum(r["computed_again_tokens"] for r in course) == row["computed_again_tokens"]
+    assert sum(r["computed_tokens"] for r in course) == sum(r["prompt_tokens"] - r["cached_tokens"] for r in told)
 
 
 def test_prediction_errors_are_capped_and_complete(snapshot: Snapshot, rows: sample.Sample) -> None:
     window = Filters().window(snapshot.watermark)
     found = {r["blocks"]: r["requests"] for r in queries.ask(snapshot, "prediction_error", Filters(), window)}
-    told = [r for r in ended(rows, window) if r["cached_tokens"] is not None]
+    told = [r for r in ended(rows, window) if r["cached_tokens"] is not None and r["predicted_tokens"] is not None]
     assert sum(found.values()) == len(told)
     assert found[0] == sum(r["predicted_tokens"] == r["cached_tokens"] for r in told)
 
