@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +37,7 @@ from router.asgi import (
     respond_json,
     text_of,
 )
+from router.exchange import Exchange
 from router.metrics import RouterMetrics
 from router.pools import Decided, Pools, PoolState, Prompt
 from router.prompts import PromptReader
@@ -53,36 +53,6 @@ log = logging.getLogger(__name__)
 
 _AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 """Headers that aiohttp would add by itself: only the client's own go on."""
-
-
-@dataclass(slots=True, eq=False)
-class Exchange:
-    """One request on its way through the router."""
-
-    request_id: str  # of the records, unique; not always the client's
-    id_headers: RawHeaders  # x-request-id as the client gave it, and the recorded one, for every answer
-    path: str  # decoded, for records
-    target_path: str  # with its query, as the client wrote it
-    method: str
-    headers: list[tuple[str, str]]
-    body: bytes
-    model: str
-    stream: bool | None
-    route: str = "default"
-    tenant: str = "default"
-    session_id: str | None = None
-    started_s: float = field(default_factory=time.monotonic)
-    dispatched_s: float | None = None  # monotonic, of the newest dispatch
-    attempts: list[Attempt] = field(default_factory=list)
-    worker: str | None = None
-    rank: int | None = None
-    status: int | None = None
-    error: str | None = None
-    ttft_s: float | None = None
-    usage: Usage = field(default_factory=Usage)
-    response_bytes: int = 0
-    answering: bool = False  # the client has got the head of an answer
-    decision: dict[str, Any] | None = None  # fields of the newest dispatch's, until it is recorded
 
 
 class UpstreamTrouble(Exception):  # noqa: N818 - a value, named for what it is

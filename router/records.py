@@ -7,16 +7,14 @@ Written field by field instead of through the pydantic models: the values are ou
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
+from router.exchange import Exchange
 from router.index import TRUST_CODES
 from router.pools import Decided, Prompt
 from schemas.requests import Attempt, pack_hashes
-
-if TYPE_CHECKING:
-    from router.proxy import Exchange
 
 RECORDED_CANDIDATES = 8
 

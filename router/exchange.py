@@ -1,0 +1,41 @@
+"""What is known of one request on its way through the router: filled by proxy.py, told by records.py."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.asgi import RawHeaders
+from router.usage import Usage
+from schemas.requests import Attempt
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """One request on its way through the router."""
+
+    request_id: str  # of the records, unique; not always the client's
+    id_headers: RawHeaders  # x-request-id as the client gave it, and the recorded one, for every answer
+    path: str  # decoded, for records
+    target_path: str  # with its query, as the client wrote it
+    method: str
+    headers: list[tuple[str, str]]
+    body: bytes
+    model: str
+    stream: bool | None
+    route: str = "default"
+    tenant: str = "default"
+    session_id: str | None = None
+    started_s: float = field(default_factory=time.monotonic)
+    dispatched_s: float | None = None  # monotonic, of the newest dispatch
+    attempts: list[Attempt] = field(default_factory=list)
+    worker: str | None = None
+    rank: int | None = None
+    status: int | None = None
+    error: str | None = None
+    ttft_s: float | None = None
+    usage: Usage = field(default_factory=Usage)
+    response_bytes: int = 0
+    answering: bool = False  # the client has got the head of an answer
+    decision: dict[str, Any] | None = None  # fields of the newest dispatch's, until it is recorded
