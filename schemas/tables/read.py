@@ -88,6 +88,7 @@ def open_published(path: Path, *, threads: int = 2, memory_limit: str = "1GB") -
         connection.execute(f"USE {DATABASE}")
         directories, files = _segments(connection, path.parent)
         connection.execute("SET temp_directory = ''")
+        connection.execute("SET GLOBAL TimeZone = 'UTC'")  # now()::TIMESTAMP must mean what the columns mean, wherever the reader sits
         if directories:
             connection.execute(f"SET allowed_directories = [{', '.join(map(_quote, directories))}]")
         if files:

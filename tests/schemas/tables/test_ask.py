@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import duckdb
@@ -57,6 +60,22 @@ def test_a_long_answer_is_cut_and_says_so(data_dir: Path) -> None:
     assert len(out.splitlines()) == 11
     assert "cut after 10 rows" in notes
     assert ask(data_dir, "FROM range(10)", max_rows=10)[1] == ""
+
+
+def test_now_is_utc_whatever_the_readers_time_zone(data_dir: Path) -> None:
+    """Columns are UTC: a question about the last hour must not ask about another one in Tokyo."""
+    code = (
+        "import duckdb, pathlib, sys\n"
+        "from schemas.tables.read import open_published\n"
+        "assert duckdb.execute('SELECT now()::TIMESTAMP - epoch_ms(epoch_ms(now()))').fetchone()[0].total_seconds() > 8 * 3600\n"
+        "db = open_published(pathlib.Path(sys.argv[1]))\n"
+        "assert db.execute('SELECT now()::TIMESTAMP - epoch_ms(epoch_ms(now()))').fetchone()[0].total_seconds() < 1\n"
+        "assert db.cursor().execute(\"SELECT current_setting('TimeZone')\").fetchone() == ('UTC',)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(data_dir / FILE_NAME)], env={**os.environ, "TZ": "Asia/Tokyo"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("question", ["DESCRIBE workers", "SHOW TABLES", "SUMMARIZE changes", "WITH a AS (SELECT 1) FROM a", "VALUES (1)"])
