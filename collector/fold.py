@@ -41,6 +41,8 @@ from schemas.workers import WorkerLoad
 
 MAX_MARKS = 1000  # change rows of one slice; a flood of clears is still counted in worker_10s
 MAX_REASON = 500
+LATEST_S = 4_102_444_800.0  # the year 2100: a bridge time after it is a mistake
+MAX_SKEW_S = 3600.0  # between an engine's clock and its bridge's, on the same node or near it
 
 
 @dataclass(slots=True)
@@ -86,6 +88,7 @@ class Fold:
         self._id_numbers = np.empty(0, np.int32)
         self._rows: dict[str, list[tuple[object, ...]]] = {}
         self._tables: list[pa.Table] = []
+        self._dead_bytes = 0
 
     # records
 
@@ -179,6 +182,7 @@ class Fold:
     def _dead_letter(self, part: Partition, record: Record, reason: str, now_s: float) -> None:
         self.counters["dead_letters"] += 1
         value, key = record.value or b"", record.key or b""
+        self._dead_bytes += len(value)
         self._rows.setdefault("dead_letters", []).append(
             (micros(now_s), *part, record.offset, key.decode("utf-8", "backslashreplace"), reason[:MAX_REASON], len(value), value)
         )
@@ -208,12 +212,13 @@ class Fold:
         """now_s None: read again, for the state alone."""
         values = [r.value or b"" for r in records]
         batch = unpack(values)
-        for i in self._misnamed(batch, values):
+        for i in [*_timeless(batch), *self._misnamed(batch, values)]:
             values[i] = values[i] + b" "  # of no whole words now: the kernel passes it over
             batch = unpack(values)
         if now_s is not None and not batch.ok.all():
             for i in np.flatnonzero(~batch.ok).tolist():
                 self._dead_letter(part, records[i], _why_bad(records[i].value or b""), now_s)
+        _believe_times(batch)
         numbers = self._numbers(part, batch)
         before = self.residency.workers["lost_batches"][: len(self.workers)].copy()
         tally = self.residency.apply(batch, numbers)
@@ -279,7 +284,7 @@ class Fold:
             self._epochs[number] = epoch
             kind, text = "", ""
             if event["kind"] == Kind.GAP:
-                gone = int(event["parent"]) - int(event["seq"]) + 1
+                gone = max(0, int(event["parent"]) - int(event["seq"]) + 1)
                 lost[number] += gone
                 kind, text = "gap", f"rank {who.rank}: {gone} engine batches are lost"
             elif event["kind"] == Kind.CLEARED:
@@ -404,7 +409,7 @@ class Fold:
         return out
 
     def written(self) -> None:
-        self._rows, self._tables = {}, []
+        self._rows, self._tables, self._dead_bytes = {}, [], 0
         self.loads_changed = False
 
     def restore(self, counters: Mapping[str, int], loads: Sequence[Mapping[str, Any]]) -> None:
@@ -418,7 +423,8 @@ class Fold:
 
     @property
     def pending_bytes(self) -> int:
-        return sum(t.nbytes for t in self._tables)
+        """Of what waits for `written` and can be large."""
+        return sum(t.nbytes for t in self._tables) + self._dead_bytes
 
     # checkpoint
 
@@ -444,11 +450,26 @@ class Fold:
         self._partition = {n: (t, p) for n, t, p in about["partitions"]}
 
 
+def _timeless(batch: Unpacked) -> list[int]:
+    """Records whose bridge tells no time: everything here is ordered and counted by time."""
+    at_s = batch.bridge_time_s
+    return np.flatnonzero(batch.ok & ~((at_s >= 0.0) & (at_s <= LATEST_S))).tolist()
+
+
+def _believe_times(batch: Unpacked) -> None:
+    """Drops (to 0: not known) the times of events that are far from their bridge's: one engine's broken clock is not the fleet's."""
+    times = batch.events["time_s"]
+    bridge_s = np.repeat(batch.bridge_time_s, np.diff(batch.event_end, prepend=0))
+    times[~(np.abs(times - bridge_s) <= MAX_SKEW_S)] = 0.0
+
+
 def _why_bad(value: bytes) -> str:
     try:
-        decode(value)
+        found = decode(value)
     except BadBatch as e:
         return f"no KV batch: {e}"
+    if not 0.0 <= found.bridge_time_s <= LATEST_S:
+        return f"no KV batch: bridge time {found.bridge_time_s:g} is no time between 1970 and 2100 in seconds"
     return "no KV batch that can be unpacked"
 
 

@@ -60,6 +60,9 @@ _NONE, _UNSEEN, _LATE_START, _INCOMPLETE, _LOST, _JUMP, _NAMELESS, _STREAM_LOSS 
 
 MAX_GROUPS = 16  # groups above are counted together with the last one
 INSTANCES = 1 << 22
+MAX_LOST = 1 << 32  # batches that one mark or jump can tell of: no sum of them leaves 64 bits
+MAX_BUCKETS = 4096  # 10 s each, of one slice
+MAX_CELLS = 1 << 20  # workers times buckets of one slice
 LOAD = 0.7
 _COUNT = np.uint64(0xFFFFFFFF)
 
@@ -277,7 +280,7 @@ def _apply(  # type: ignore[no-untyped-def]
         jump = np.int64(0)
         gap_first = e_from < event_end[r] and events[e_from]["kind"] == _GAP
         if w["has_seq"] and not marked and not gap_first and first_seqs[r] > w["seq"] + np.uint64(1):
-            jump = np.int64(first_seqs[r] - w["seq"] - np.uint64(1))
+            jump = np.int64(min(first_seqs[r] - w["seq"] - np.uint64(1), np.uint64(MAX_LOST)))
             w["lost_batches"] += jump
             _degrade(w, ring, heads, _JUMP, first_seqs[r], bridge_s)
         for k in range(e_from, event_end[r]):
@@ -369,7 +372,8 @@ def _apply(  # type: ignore[no-untyped-def]
                 w["reason"] = _NONE if e["flags"] & COMPLETE else _INCOMPLETE
                 t[CLEARS] += 1
             elif kind == _GAP:
-                lost = np.int64(e["parent"]) - np.int64(seq) + 1
+                lost = min(e["parent"] - seq, np.uint64(MAX_LOST)) + np.uint64(1) if e["parent"] >= seq else np.uint64(0)
+                lost = np.int64(lost)
                 w["lost_batches"] += lost
                 t[LOST_BATCHES] += lost
                 _degrade(w, ring, heads, _LOST, seq, time_s)
@@ -455,7 +459,8 @@ class Residency:
         self.ring_hashes = np.zeros(recent_hashes, np.uint64)
         self.heads = np.zeros(2, np.int64)  # next event, next hash: both count up for ever
         # instance -> ring event that retired it; -1: current; -2: free, or nobody will read it again. Instance 0 is nobody's.
-        self.retired = np.full(INSTANCES, -2, np.int64) if INSTANCES < 1 << 16 else _lazy_full(INSTANCES)
+        # Zeros, since pages that are never touched cost nothing: what lies above `_next_instance` is not read.
+        self.retired = np.zeros(INSTANCES, np.int64)
         self._next_instance = 1
         self._free: list[int] = []
 
@@ -482,7 +487,9 @@ class Residency:
         if not np.isfinite(low) or not np.isfinite(high):
             low = high = 0.0
         first = int(low // 10)
-        buckets = min(int(high // 10) - first + 1, 4096)
+        most = min(MAX_BUCKETS, max(64, MAX_CELLS // max(1, self.count)))
+        first = max(first, int(high // 10) - most + 1)  # older ones count there
+        buckets = int(high // 10) - first + 1
         tally = Tally(first, np.zeros((self.count, buckets, 6), np.int64))
         kinds = batch.events["kind"]
         marks_before = np.concatenate([[0], np.cumsum((kinds == _CLEARED) | (kinds == _EPOCH) | (kinds == _SNAPSHOT))])
@@ -492,8 +499,10 @@ class Residency:
             hi = max(lo + 1, int(np.searchsorted(batch.hash_end, base + max_hashes, side="right")))
             adds = int(batch.hash_end[hi - 1]) - base
             self._make_room(adds)
-            marks = int(marks_before[batch.event_end[hi - 1]] - marks_before[batch.event_end[lo - 1] if lo else 0])
-            ids = self._instances(marks + hi - lo)
+            marks = hi - lo + int(marks_before[batch.event_end[hi - 1]] - marks_before[batch.event_end[lo - 1] if lo else 0])
+            if self._next_instance + marks > INSTANCES:
+                self._rebuild(adds)
+            ids = self._instances(marks)
             used, self.used_slots, _ = _apply(
                 lo, hi, record_worker, batch.epoch, batch.first_seq, batch.last_seq, batch.bridge_time_s, batch.event_end,
                 batch.hash_end, batch.ok, batch.events, batch.hashes, self.workers, self.table, self.used_slots,
@@ -506,7 +515,11 @@ class Residency:
     def lose(self, worker: int, time_s: float) -> None:
         """The stream lost records of this worker before they were read: trust falls until a clear, a complete snapshot or start."""
         _degrade(self.workers[worker], self.ring, self.heads, _STREAM_LOSS, np.uint64(0), time_s)
-        self.workers[worker]["has_seq"] = False
+        w = self.workers[worker]
+        w["has_seq"] = False
+        if w["snapshot"]:  # what comes next may be the rest of another one
+            self.retired[w["snapshot"]] = -2
+            w["snapshot"] = 0
 
     def copies(self, worker: int, block: int, tier: int = 0, group: int = 0) -> int:
         owner = np.uint64(int(self.workers[worker]["instance"]) << 10 | tier << 8 | group)
@@ -579,9 +592,12 @@ class Residency:
         return keep
 
     def _make_room(self, adds: int) -> None:
+        if self.used_slots + adds > len(self.table) * LOAD:
+            self._rebuild(adds)
+
+    def _rebuild(self, adds: int) -> None:
+        """Drops what nobody will read any more, and grows if that is not enough."""
         slots = len(self.table)
-        if self.used_slots + adds <= slots * LOAD:
-            return
         keep = self._keep()
         kept = int(_kept(self.table, keep, self.table[:0]))
         while kept + adds > slots * LOAD:
@@ -614,8 +630,3 @@ def _ring_slice(ring: npt.NDArray[Any], low: int, high: int) -> npt.NDArray[Any]
     if low == high:
         return ring[:0].copy()
     return ring[a:b].copy() if a < b else np.concatenate([ring[a:], ring[:b]])
-
-
-def _lazy_full(n: int) -> I64:
-    """Like np.full(n, -2), but pages that are never touched cost nothing: -2 is only needed below `_next_instance`."""
-    return np.zeros(n, np.int64)

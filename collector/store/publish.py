@@ -48,8 +48,7 @@ class Publisher:
         self._segments_dir = segments_dir.resolve()
         self._draft = self._target.with_name(f".{FILE_NAME}.draft")
         self._template = self._target.with_name(f".{FILE_NAME}.template")
-        self._db = duckdb.connect(":memory:", config={"threads": 1, "memory_limit": "512MB"})
-        self._db.execute("SET TimeZone = 'UTC'")
+        self._db = _connect()
         _remove(self._draft)
         self._make_template()
 
@@ -75,9 +74,13 @@ class Publisher:
                 if files[t.name]:
                     db.execute(f'CREATE OR REPLACE VIEW parts."{t.name}" AS {_select(t, files[t.name])}')
             db.execute("COMMIT")
-        finally:
             db.execute("USE memory")
             db.execute("DETACH pub")
+        except BaseException:
+            # Whatever state DuckDB is in now (a transaction aborted, a file still attached): the next try begins with a new one.
+            db.close()
+            self._db = _connect()
+            raise
         _sync(self._draft)
         self._draft.replace(self._target)
         sync_folder(self._target.parent)
@@ -108,6 +111,12 @@ class Publisher:
         finally:
             db.execute("USE memory")
             db.execute("DETACH pub")
+
+
+def _connect() -> duckdb.DuckDBPyConnection:
+    db = duckdb.connect(":memory:", config={"threads": 1, "memory_limit": "512MB"})
+    db.execute("SET TimeZone = 'UTC'")
+    return db
 
 
 def _select(table: Table, files: list[str]) -> str:

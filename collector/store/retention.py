@@ -35,7 +35,7 @@ def expired(manifest: Iterable[Segment], keep: Mapping[str, Keep], now_s: float)
         rule = keep[table]
         held = sum(s.size_bytes for s in segments)
         for s in sorted(segments, key=lambda s: s.lo):
-            if s.newest_us < (now_s - rule.age_s) * 1e6 or held > rule.size_bytes:
+            if 0 < s.newest_us < (now_s - rule.age_s) * 1e6 or held > rule.size_bytes:
                 out.append(s)
                 held -= s.size_bytes
     return out

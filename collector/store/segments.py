@@ -26,7 +26,7 @@ _PLAIN = ("hashes.list.element", "parent", "chain_head", "chain_tail", "value")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file of the manifest. newest_us: the newest time inside, for retention by age. level: how often it was merged."""
+    """One file of the manifest. newest_us: the newest time inside, for retention by age; 0: none. level: how often it was merged."""
 
     table: str
     lo: int
@@ -88,9 +88,6 @@ def _leaf_paths(schema: pa.Schema) -> list[str]:
 
 
 def _newest_us(content: pa.Table) -> int:
-    """The first time column says when a row happened."""
-    for field in content.schema:
-        if pa.types.is_timestamp(field.type):
-            newest = pc.max(content[field.name].cast(pa.int64())).as_py()
-            return 0 if newest is None else int(newest)
-    return 0
+    """The newest of all times in it; 0: it has none."""
+    newest = [pc.max(content[f.name].cast(pa.int64())).as_py() for f in content.schema if pa.types.is_timestamp(f.type)]
+    return max((int(n) for n in newest if n is not None), default=0)

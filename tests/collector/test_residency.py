@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+import collector.residency
 from collector.residency import LOST_BATCHES, REMOVED_BLOCKS, RESIDENT, STORED_BLOCKS, Residency
 from schemas.kv_events import COMPLETE, FIRST, LAST, Kind, KvBatch, WorkerId, encode, unpack
 from schemas.workers import Trust
@@ -145,6 +146,54 @@ def test_the_tally_counts_by_worker_and_ten_seconds() -> None:
     assert tally.counts[0, :, LOST_BATCHES].tolist() == [0, 2]
     assert tally.counts[0, :, RESIDENT].tolist() == [2, 1]
     assert tally.counts[1, :, STORED_BLOCKS].tolist() == [0, 3]
+
+
+def test_marks_that_make_no_sense_never_make_a_count_negative() -> None:
+    state = Residency(256, 512, 16)
+    numbers = {A: state.worker()}
+    huge = (1 << 64) - 1
+    tally = feed(
+        state,
+        [
+            batch(A, 1, 5, 1000.0, event(Kind.GAP, seq=9, parent=3)),
+            batch(A, 1, 6, 1000.0, event(Kind.GAP, seq=0, parent=huge)),
+            batch(A, 1, huge, 1000.0, event(Kind.GAP, seq=1 << 63, parent=huge)),
+        ],
+        numbers,
+    )
+    assert (tally.counts >= 0).all()
+    assert 0 < int(state.workers[0]["lost_batches"]) < 1 << 40
+    assert state.trust(0)[0] is Trust.DEGRADED
+
+
+def test_one_record_of_another_age_does_not_shift_the_times_of_the_rest_nor_take_memory() -> None:
+    state = Residency(256, 512, 16)
+    numbers = {A: state.worker(), B: state.worker()}
+    at = 1_790_000_000.0
+    tally = feed(state, [batch(B, 1, 0, 5.0, event(Kind.STORED, [1])), batch(A, 1, 0, at, event(Kind.STORED, [1, 2]))], numbers)
+    assert tally.counts.shape[1] <= 4096
+    (column,) = np.flatnonzero(tally.counts[numbers[A], :, STORED_BLOCKS])
+    assert (tally.first_bucket + column) * 10 == at
+    assert tally.counts[numbers[B], :, STORED_BLOCKS].sum() == 1
+
+
+def test_lives_of_a_cache_never_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector.residency, "INSTANCES", 64)
+    state = Residency(recent_events=16, recent_hashes=64, slots=1 << 10)
+    numbers = {A: state.worker()}
+    for seq in range(300):
+        feed(state, [batch(A, 1, seq, 1000.0 + seq, event(Kind.CLEARED), event(Kind.STORED, [seq + 1]))], numbers)
+    assert (int(state.workers[0]["clears"]), state.copies(0, 300), state.copies(0, 299)) == (300, 1, 0)
+
+
+def test_the_rest_of_a_snapshot_whose_middle_was_lost_is_not_taken_for_all_of_it() -> None:
+    state = Residency(256, 512, 16)
+    numbers = {A: state.worker()}
+    feed(state, [batch(A, 1, 0, 1000.0, event(Kind.EPOCH_STARTED, flags=COMPLETE), event(Kind.STORED, [1, 2, 3]))], numbers)
+    feed(state, [batch(A, 1, 0, 1001.0, event(Kind.SNAPSHOT, [1], flags=COMPLETE | FIRST))], numbers)
+    state.lose(0, 1002.0)
+    feed(state, [batch(A, 1, 0, 1003.0, event(Kind.SNAPSHOT, [3], flags=COMPLETE | LAST))], numbers)
+    assert (state.trust(0)[0], int(state.workers[0]["resident"])) == (Trust.DEGRADED, 3)
 
 
 def test_sizes_must_be_powers_of_two() -> None:

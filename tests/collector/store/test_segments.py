@@ -60,6 +60,14 @@ def test_old_segments_go_and_the_oldest_of_a_table_that_is_too_big() -> None:
         expired([segment(1, table="other")], keep, 1000.0)
 
 
+def test_rows_that_lack_some_of_their_times_are_as_old_as_the_newest_they_have_and_never_old_without_any(tmp_path: Path) -> None:
+    rows = [[None] * len(SCHEMAS["requests"])]
+    rows[0][SCHEMAS["requests"].names.index("ended_at")] = 7
+    assert write_segment(tmp_path, "requests", 1, 1, from_rows(SCHEMAS["requests"], rows)).newest_us == 7
+    timeless = write_segment(tmp_path, "requests", 2, 2, from_rows(SCHEMAS["requests"], [[None] * len(SCHEMAS["requests"])]))
+    assert expired([timeless], {"requests": Keep(1.0, 1 << 30)}, 1e9) == []
+
+
 def test_sixteen_small_neighbours_of_a_level_are_merged_and_big_ones_left_alone() -> None:
     assert mergeable([segment(i) for i in range(15)]) is None
     run = mergeable([segment(i) for i in range(20)])
