@@ -37,6 +37,7 @@ import pyarrow.parquet as pq
 
 from collector.fold import Again, Fold
 from collector.health import Check, checks
+from collector.join import REMEMBERED
 from collector.metrics import Metrics
 from collector.pacing import too_far_ahead
 from collector.positions import Start, where_to_start
@@ -60,7 +61,7 @@ from schemas.topics import CHANGES, DECISIONS, KV_EVENTS, OUTCOMES, WORKER_LOAD,
 log = logging.getLogger(__name__)
 
 TOPICS = (KV_EVENTS, WORKER_LOAD, DECISIONS, OUTCOMES, CHANGES)
-PENDING_BYTES = 128 << 20  # uncommitted kv_events rows beyond this are committed at once
+PENDING_BYTES = 128 << 20  # uncommitted kv_events rows and dead letters beyond this are committed at once
 PROBE_S = 0.25
 IDENTITY_S = 5.0
 IDLE_PUBLISHES = 5  # with nothing new, a file is published every so many intervals, so that `published_at` stays fresh
@@ -163,10 +164,17 @@ class Collector:
         removed = sweep(self._segments_dir, {x.name for x in self.manifest} | self._retired.keys())
         if removed:
             log.info("removed %d files that no commit names", len(removed))
-        self._publisher = Publisher(self._dir, self._segments_dir)
         self.fold = self._new_fold()
         self._restore()
-        self._publish("running")
+        self.metrics.begin(self.fold.counters)
+        try:
+            self._publisher = Publisher(self._dir, self._segments_dir)
+            self._publish("running")
+        except (OSError, duckdb.Error) as e:
+            raise SettingsError(
+                f"setting `data_dir`: nothing can be written in {s.data_dir} ({str(e).splitlines()[0]}): is the disk full? "
+                "Free some space, or name another folder"
+            ) from e
 
     def _new_fold(self) -> Fold:
         s = self.settings
@@ -193,15 +201,16 @@ class Collector:
         fold.restore(self._state.meta("counters", {}), self._state.meta("loads", []))
         for start in fold.rollups.workers:
             self._live_tables[start] = fold.rollups.worker_rows(start), fold.rollups.latency_rows(start)
-        recent = [x for x in self.manifest if x.table == "requests"][::-1]
-        seen = 0
-        for segment in recent:
-            if seen >= 50_000:
+        recent: list[pa.Table] = []
+        for segment in [x for x in self.manifest if x.table == "requests"][::-1]:
+            if sum(t.num_rows for t in recent) >= REMEMBERED:
                 break
-            rows = pq.ParquetFile(self._segments_dir / segment.name).read(columns=["request_id", "decision_missing", "outcome_missing"])
-            for row in rows.to_pylist():
+            columns = ["request_id", "decision_missing", "outcome_missing"]
+            recent.append(pq.ParquetFile(self._segments_dir / segment.name).read(columns=columns))
+        if recent:  # the oldest first, since the oldest are forgotten first
+            rows = pa.concat_tables(reversed(recent))
+            for row in rows.slice(max(0, rows.num_rows - REMEMBERED)).to_pylist():
                 fold.join.remember(row["request_id"], row["decision_missing"], row["outcome_missing"])
-            seen += rows.num_rows
 
     def _connect(self) -> None:
         """Opens the reader: the first time at the stored offsets, later where this process stands. Raises StreamError."""
@@ -290,6 +299,7 @@ class Collector:
                 self._connect()
             assert self._reader is not None
             self._check_identity()
+            self._pace()
             timeout_s = max(0.0, min(0.2, self._next_commit_s - self._clock()))
             got = 0
             for topic, partition, records in self._reader.poll(timeout_s, self.settings.poll_records):
@@ -337,16 +347,23 @@ class Collector:
             topic = self.settings.topic_prefix + name
             for partition, end in self._stream.end_offsets(topic).items():
                 part = topic, partition
+                if part not in self._positions:
+                    self.health.stream_trouble = f"{topic} has more partitions than before: connecting again to read them"
+                    continue
                 self.health.lag[part] = max(0, end - self._positions[part])
                 self._probes.setdefault(part, Probe(now_s, end))
-        self._pace()
+
+    def _to_pause(self) -> set[Partition]:
+        prefix = self.settings.topic_prefix
+        paced = {prefix + KV_EVENTS, prefix + DECISIONS, prefix + OUTCOMES}
+        if self.fold.again:  # nothing is committed meanwhile, so the others would pile up
+            return set(self._positions) - set(self.fold.again)
+        behind = {p: self._stream_time_s[p] for p, lag in self.health.lag.items() if p[0] in paced and lag > 0 and p in self._stream_time_s}
+        return too_far_ahead(behind, PACE_SLACK_S)
 
     def _pace(self) -> None:
         assert self._reader is not None
-        prefix = self.settings.topic_prefix
-        paced = {prefix + KV_EVENTS, prefix + DECISIONS, prefix + OUTCOMES}
-        behind = {p: self._stream_time_s[p] for p, lag in self.health.lag.items() if p[0] in paced and lag > 0 and p in self._stream_time_s}
-        pause = too_far_ahead(behind, PACE_SLACK_S) if not self.fold.again else set()
+        pause = self._to_pause()
         if pause - self._paused_parts:
             self._reader.pause(pause - self._paused_parts)
         if self._paused_parts - pause:
@@ -413,8 +430,11 @@ class Collector:
     def _commit(self, now_s: float) -> None:
         began = time.perf_counter()
         fold = self.fold
+        committed = self._state.number  # raises while the database cannot be used: what became of the last try is not known before
+        if self._in_commit is not None and committed == self._in_commit[0].number:
+            self._committed(*self._in_commit)
         self._in_commit = None
-        number = self._state.number + 1
+        number = committed + 1
         newest_complete = min((self._complete(n) for n in TOPICS), default=0.0)
         closing = fold.rollups.closing(newest_complete - self.settings.bucket_close_s)
         for start in fold.rollups.dirty:
@@ -428,8 +448,6 @@ class Collector:
         if merged is not None:
             removed += merged[0]
         gone = expired([s for s in self.manifest if s not in removed], self._keep(), now_s)
-        if merged is not None and any(s in gone for s in merged[0]):
-            gone = [s for s in gone if s not in merged[0]]
         removed += gone
         added = [] if merged is None else [merged[1]]
         # 1. segments
@@ -446,7 +464,8 @@ class Collector:
             meta["checkpoint"] = checkpoint
         if fold.loads_changed:
             meta["loads"] = [x.model_dump(mode="json") for x in fold.loads.values()]
-        unlinked = [n for n, at_s in self._retired.items() if at_s + self.settings.reader_grace_s < now_s]
+        # By the time of the published file, since the one of before still names them when publishing fails.
+        unlinked = [n for n, at_s in self._retired.items() if at_s + self.settings.reader_grace_s < self.health.published_at_s]
         for name in unlinked:
             (self._segments_dir / name).unlink(missing_ok=True)
         change = Commit(
@@ -548,9 +567,12 @@ class Collector:
             if run is not None:
                 self._merge = self._background.submit(self._merge_segments, list(run))
         if self._saving is None and self._wants_checkpoint(now_s):
-            self._saving_offsets = self._kv_offsets()
-            self._saved_blocks, self._saved_at_s = self.fold.block_events, now_s
-            self._saving = self._background.submit(write_checkpoint, self._checkpoints_dir, self._state.number, self.fold.save())
+            self._save(now_s)
+
+    def _save(self, now_s: float) -> None:
+        self._saving_offsets = self._kv_offsets()
+        self._saved_blocks, self._saved_at_s = self.fold.block_events, now_s
+        self._saving = self._background.submit(write_checkpoint, self._checkpoints_dir, self._state.number, self.fold.save())
 
     def _wants_checkpoint(self, now_s: float) -> bool:
         new = self.fold.block_events - self._saved_blocks
@@ -588,7 +610,10 @@ class Collector:
             log.warning("segments could not be merged: %s", error)
             return None
         run, merged = merge.result()
-        return (run, merged) if all(s in self.manifest for s in run) else None
+        if all(s in self.manifest for s in run):
+            return run, merged
+        (self._segments_dir / merged.name).unlink(missing_ok=True)  # retention was quicker with one of them
+        return None
 
     def _keep(self) -> dict[str, Keep]:
         s = self.settings
@@ -625,14 +650,9 @@ class Collector:
                 self._merge.exception(timeout=60)
             if not self.fold.again and self._positions:
                 self._commit(now_s)
-                if self.fold.block_events > self._saved_blocks:
-                    if self._saving is not None:
-                        self._saving.exception(timeout=60)
-                        self._checkpoint_result()
-                    self._saving_offsets, self._saved_blocks = self._kv_offsets(), self.fold.block_events
-                    self._saving = self._background.submit(
-                        write_checkpoint, self._checkpoints_dir, self._state.number, self.fold.save()
-                    )  # fmt: skip
+                if self._saving is None and self.fold.block_events > self._saved_blocks:
+                    self._save(now_s)
+                if self._saving is not None:
                     self._saving.exception(timeout=60)
                     self._commit(now_s)
             self._publish("stopped")

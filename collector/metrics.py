@@ -44,6 +44,10 @@ class Metrics:
         self._seen: Counts[str] = Counts()
         self._commit_s = -1.0
 
+    def begin(self, counters: Counts[str]) -> None:
+        """What was counted before this process does not count here: a counter that began anywhere else would look like a burst."""
+        self._seen = counters.copy()
+
     def committed(self, change: Commit) -> None:
         for s in change.added:
             self._segments.labels(s.table).inc()

@@ -6,6 +6,7 @@ import errno
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import collector.ingest
 from collector.ingest import Collector, pack_waiting, unpack_waiting
+from collector.store.state import StateError
 from schemas.changes import Change
 from schemas.kv_events import COMPLETE, Kind, encode
 from schemas.requests import Attempt
@@ -242,6 +244,36 @@ def test_poison_costs_itself_only_and_says_why(stream: Stream, data_dir: Path) -
     assert ask(data_dir, "SELECT resident_blocks, trust FROM workers") == [(2, "exact")]
 
 
+@pytest.mark.parametrize("bridge_time_s", [float("nan"), float("inf"), -1.0, 1e300])
+def test_a_batch_without_a_time_is_set_aside(stream: Stream, data_dir: Path, bridge_time_s: float) -> None:
+    writer = stream.writer()
+    at = 1_790_000_000.0
+    first = batch(W0, 1, 0, at, event(Kind.EPOCH_STARTED, flags=COMPLETE), event(Kind.STORED, [1]))
+    writer.append(KV_EVENTS, W0.key, encode(first))
+    writer.append(KV_EVENTS, W0.key, encode(replace(first, bridge_time_s=bridge_time_s)))
+    writer.close(10)
+    collected(data_dir, stream)
+    ((reason,),) = ask(data_dir, "SELECT reason FROM dead_letters")
+    assert "is no time between 1970 and 2100" in reason
+    assert ask(data_dir, "SELECT sum(stored_blocks), min(epoch(bucket)) FROM worker_10s") == [(1, at)]
+
+
+@pytest.mark.parametrize("event_time_s", [float("nan"), float("inf"), -1e300, 1e300, 1e-5, 1_790_009_999.0])
+def test_a_broken_clock_of_an_engine_is_not_believed_and_touches_nobody_else(stream: Stream, data_dir: Path, event_time_s: float) -> None:
+    writer = stream.writer()
+    at = 1_790_000_000.0
+    for who, time_s in ((W0, event_time_s), (WORKERS[1], at)):
+        marks = event(Kind.EPOCH_STARTED, flags=COMPLETE), event(Kind.STORED, [1, 2], time_s=time_s), event(Kind.GAP, seq=9, parent=3)
+        writer.append(KV_EVENTS, who.key, encode(batch(who, 1, 0, at, *marks)))
+    writer.close(10)
+    collected(data_dir, stream)
+    assert ask(data_dir, "SELECT worker, epoch(bucket), stored_blocks, lost_batches FROM worker_10s ORDER BY worker") == [
+        ("w0", at, 2, 0),
+        ("w1", at, 2, 0),
+    ]
+    assert ask(data_dir, "SELECT count(DISTINCT epoch(happened_at)::BIGINT // 10) FROM kv_events") == [(1,)]
+
+
 def test_a_record_that_the_kernel_takes_but_its_name_belies_is_set_aside(stream: Stream, data_dir: Path) -> None:
     writer = stream.writer()
     good = encode(batch(W0, 1, 0, 1_790_000_000.0, event(Kind.STORED, [1])))
@@ -319,6 +351,166 @@ def test_a_transaction_that_was_committed_though_it_said_it_failed_is_not_repeat
     one.stop()
     assert failures == 3
     assert ask(data_dir, WHAT_IS_THERE) == [what_must_be_there(traffic.sent)]
+
+
+def test_a_doubtful_transaction_is_looked_up_even_when_the_database_could_not_be_opened_at_first(
+    stream: Stream, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = stream.writer()
+    traffic = Traffic(writer)
+    for _ in range(40):
+        traffic.step()
+    writer.close(10)
+    one = started(data_dir, stream)
+    commit, reopen = one._state.commit, one._state.reopen
+    doubts, refusals = 1, 2
+
+    def doubtful(change: Any) -> None:
+        nonlocal doubts
+        commit(change)
+        if doubts:
+            doubts -= 1
+            raise OSError(errno.EIO, "Input/output error")
+
+    def refused() -> None:
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            one._state.close()
+            raise StateError("not yet")
+        reopen()
+
+    monkeypatch.setattr(one._state, "commit", doubtful)
+    monkeypatch.setattr(one._state, "reopen", refused)
+    deadline = time.monotonic() + 20
+    while (refusals or one.health.state == "paused") and time.monotonic() < deadline:
+        one.turn()
+    drain(one, stream)
+    one.stop()
+    assert (doubts, refusals) == (0, 0)
+    assert ask(data_dir, WHAT_IS_THERE) == [what_must_be_there(traffic.sent)]
+
+
+def test_files_that_the_published_file_names_stay_as_long_as_no_newer_one_can_be_published(
+    stream: Stream, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = stream.writer()
+    one = started(data_dir, stream, keep_s=100.0, reader_grace_s=0.0)
+    now = time.time()
+    put(writer, "", Change(time_s=now - 50, text="old"))
+    writer.flush(10)
+    drain(one, stream)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(one._publisher, "publish", full)
+    monkeypatch.setattr(one, "_clock", lambda: time.time() + 80)
+    for _ in range(3):
+        one._commit_and_publish()
+    assert [s.table for s in one.manifest] == []
+    assert "No space left" in one.health.publish_trouble
+    assert ask(data_dir, "SELECT text FROM changes") == [("old",)]
+    monkeypatch.undo()
+    monkeypatch.setattr(one, "_clock", lambda: time.time() + 81)
+    one._changed = True
+    for _ in range(2):
+        one._commit_and_publish()
+    one.close()
+    writer.close(10)
+    assert ask(data_dir, "SELECT text FROM changes") == []
+    assert list((data_dir / "segments" / "changes").iterdir()) == []
+
+
+def test_a_disk_full_at_the_start_names_the_setting(stream: Stream, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(collector.ingest.Publisher, "publish", full)
+    with pytest.raises(SettingsError, match=r"setting `data_dir`: nothing can be written in .*No space left.*is the disk full"):
+        started(data_dir, stream)
+
+
+def test_a_partition_that_is_added_is_read_and_not_a_crash(stream: Stream, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = stream.writer()
+    traffic = Traffic(writer)
+    for _ in range(20):
+        traffic.step()
+    writer.close(10)
+    whole_ends, whole_starts = stream.end_offsets, stream.start_offsets
+    hidden = True
+
+    def some(offsets: dict[int, int]) -> dict[int, int]:
+        return {p: o for p, o in offsets.items() if not (hidden and p)}
+
+    monkeypatch.setattr(stream, "end_offsets", lambda topic: some(whole_ends(topic)))
+    monkeypatch.setattr(stream, "start_offsets", lambda topic: some(whole_starts(topic)))
+    one = started(data_dir, stream)
+    drain(one, stream, told=False)
+    assert {p for _, p in one._positions} == {0}
+    hidden = False
+    deadline = time.monotonic() + 10
+    while {p for _, p in one._positions} == {0} and time.monotonic() < deadline:
+        one.turn()
+    drain(one, stream)
+    one.stop()
+    assert ask(data_dir, WHAT_IS_THERE) == [what_must_be_there(traffic.sent)]
+
+
+def test_while_state_is_rebuilt_nothing_else_is_read_that_could_not_be_committed(stream: Stream, data_dir: Path) -> None:
+    writer = stream.writer()
+    traffic = Traffic(writer)
+    for _ in range(80):
+        traffic.step()
+    writer.flush(10)
+    collected(data_dir, stream)
+    for file in (data_dir / "checkpoints").iterdir():
+        file.unlink()
+    for _ in range(80):
+        traffic.step()
+    writer.close(10)
+    one = started(data_dir, stream, poll_records=5)
+    rebuilding = 0
+    while not one._positions or one.fold.again:
+        one.turn()
+        rebuilding += 1
+        held = sum(map(len, one.fold._rows.values())) + sum(t.num_rows for t in one.fold._tables)
+        assert held <= 30
+    assert rebuilding > 8
+    drain(one, stream)
+    one.stop()
+    assert ask(data_dir, WHAT_IS_THERE) == [what_must_be_there(traffic.sent)]
+
+
+def test_stopping_leaves_a_checkpoint_of_all_that_was_read(stream: Stream, data_dir: Path) -> None:
+    for blocks in (1, 10**9):
+        writer = stream.writer()
+        for seq in range(5):
+            events = [event(Kind.EPOCH_STARTED, flags=COMPLETE)] if seq == 0 else [event(Kind.STORED, [seq])]
+            writer.append(KV_EVENTS, W0.key, encode(batch(W0, blocks, seq, 1_790_000_000.0 + seq, *events)))
+        writer.close(10)
+        collected(data_dir, stream, checkpoint_blocks=blocks)
+        again = started(data_dir, stream)
+        ends = {f"{KV_EVENTS}/{p}": end for p, end in stream.end_offsets(KV_EVENTS).items()}
+        assert again._checkpoint["offsets"] == ends
+        again.close()
+
+
+def test_the_ids_of_the_newest_closed_requests_are_known_after_a_restart(
+    stream: Stream, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector.ingest, "REMEMBERED", 3)
+    writer = stream.writer()
+    now = time.time()
+    for i in range(5):
+        put(writer, "", decision(f"q{i}", now - 9))
+        put(writer, "", outcome(f"q{i}", now - 8))
+        writer.flush(10)
+        collected(data_dir, stream)
+    writer.close(10)
+    one = started(data_dir, stream)
+    assert list(one.fold.join._closed) == ["q2", "q3", "q4"]
+    one.close()
 
 
 def test_while_the_stream_is_away_it_says_so_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
