@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import select
 import signal
 import sys
 from collections.abc import Sequence
@@ -11,8 +13,6 @@ from importlib import import_module, metadata
 from typing import Any
 
 from schemas.settings import EXIT_BAD_SETTINGS, Settings, SettingsError, load
-
-EXIT_TROUBLE = 1
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings_class = _find(subcommand.settings)
         run = _find(subcommand.run)
+    except KeyboardInterrupt:  # importing takes a second or two
+        return 128 + signal.SIGINT
     except ModuleNotFoundError as e:
         print(
             f"warmwatch {name}: the package {e.name!r} is not installed; this subcommand needs pip install 'warmwatch[{subcommand.extra}]'",
@@ -75,14 +77,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings: Settings = load(settings_class, rest)
         logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         logging.getLogger("kafka").setLevel(logging.WARNING)  # its connections are news at its info level
-        return int(run(settings) or 0)
+        status = int(run(settings) or 0)
+        sys.stdout.flush()
+        return status
     except SettingsError as e:
         print(f"warmwatch {name}: {e}", file=sys.stderr)
         return EXIT_BAD_SETTINGS
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        sys.stderr.close()
+        if not _reader_left():
+            raise
         return 0
 
 
@@ -90,6 +95,20 @@ def usage() -> str:
     lines = ["usage: warmwatch SUBCOMMAND [--help] [options]", "", __doc__.split(":", 1)[0] + ":", ""]
     lines += [f"  {name:<13} {s.help}" for name, s in SUBCOMMANDS.items()]
     return "\n".join(lines)
+
+
+def _reader_left() -> bool:
+    """True when who read our output has enough of it, such as `head`; what is still to be written goes nowhere then."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):  # no file, or closed
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    left = bool(poll.poll(0))  # asked for nothing, so what comes is POLLERR: a pipe without a reader
+    if left:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return left
 
 
 def _find(where: str) -> Any:

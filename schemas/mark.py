@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 from pydantic import Field, ValidationError
@@ -9,8 +10,11 @@ from pydantic_settings import CliPositionalArg
 
 from schemas.changes import Change, ChangeKind
 from schemas.settings import Settings, SettingsError, explain
-from schemas.stream import StreamError, open_stream
+from schemas.stream import BadStreamUrl, StreamError, open_stream
 from schemas.topics import CHANGES, topic_specs
+
+EXIT_TROUBLE = 1
+WRITE_LIMIT_S = 10.0
 
 
 class MarkSettings(Settings):
@@ -26,6 +30,7 @@ class MarkSettings(Settings):
 
 
 def run(settings: MarkSettings) -> int:
+    """0 once the change is in the stream; 1 with the reason on stderr when it is not. Raises SettingsError."""
     try:
         change = Change(
             time_s=time.time(), kind=settings.kind, text=settings.text, author=settings.author, pool=settings.pool, worker=settings.worker
@@ -34,13 +39,18 @@ def run(settings: MarkSettings) -> int:
         raise SettingsError(explain(e)) from e
     try:
         stream = open_stream(settings.stream)
-        try:
+    except BadStreamUrl as e:
+        raise SettingsError(f"setting `stream`: {e}") from e
+    refused: list[StreamError] = []
+    try:
+        with stream:
             stream.ensure_topics(topic_specs(settings.topic_prefix))
-            writer = stream.writer()
+            writer = stream.writer(on_failure=lambda topic, key, value, error: refused.append(error))
             writer.append(settings.topic_prefix + CHANGES, change.kind.encode(), change.model_dump_json().encode())
-            writer.close(10.0)
-        finally:
-            stream.close()
+            writer.flush(WRITE_LIMIT_S)
+        if refused:
+            raise refused[0]
     except StreamError as e:
-        raise SettingsError(f"the change was not written: {e}") from e
+        print(f"warmwatch mark: the change was not written: {e}", file=sys.stderr)
+        return EXIT_TROUBLE
     return 0

@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from pydantic import Field
 
 from schemas.settings import Settings, SettingsError, load
 from warmwatch import SUBCOMMANDS, _find, main
+
+ROOT = Path(__file__).parents[2]
 
 
 class Example(Settings):
@@ -121,4 +125,21 @@ def test_the_command_explains_itself(capsys):
     assert main(["nope"]) == 2
     assert "no subcommand 'nope'" in capsys.readouterr().err
     assert main(["mark", "x", "--stream", "nonsense"]) == 2
-    assert "warmwatch mark:" in capsys.readouterr().err
+    assert "warmwatch mark: setting `stream`: 'nonsense' is no stream address" in capsys.readouterr().err
+
+
+def test_output_that_nobody_reads_any_more_is_no_error():
+    command = [sys.executable, "-m", "warmwatch", "json-schemas"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_another_broken_pipe_is_not_taken_for_that(monkeypatch):
+    def run(settings):
+        raise BrokenPipeError("a socket of its own")
+
+    monkeypatch.setattr("schemas.export.run", run)
+    with pytest.raises(BrokenPipeError):
+        main(["json-schemas"])

@@ -62,6 +62,27 @@ def test_opening_does_not_connect_and_never_shows_the_password(tmp_path: Path) -
         assert repr(stream) == "<KafkaStream 127.0.0.1:1,127.0.0.1:2>"
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "kafka://ww:hunter2@a:9092",
+        "kafka://ww:hunter2#@a:9092",
+        "kafka://ww:hunter2?@a:9092",
+        "kafka://ww:hunter2@a",
+        "kafka://a:1?sasl.password=hunter2",
+        "kafka://a:1?sasl.password=hunter2#x",
+        "kafka://a:1/x?sasl.password=hunter2",
+        "kafka://a:1?sasl.password=hunter2&nonsense",
+        "kafak://ww:hunter2@a:9092?sasl.password=hunter2",
+    ],
+)
+def test_no_message_repeats_a_password_that_somebody_put_into_the_address(url: str) -> None:
+    with pytest.raises(BadStreamUrl) as refused:
+        open_stream(url)
+    shown = [str(refused.value), *(str(e) for e in (refused.value.__cause__,) if e)]
+    assert "hunter2" not in "".join(shown)
+
+
 def test_the_readme_documents_every_kafka_option() -> None:
     readme = (Path(__file__).parents[3] / "schemas" / "stream" / "README.md").read_text()
     assert [option for option in OPTIONS if f"`{option}`" not in readme] == []
