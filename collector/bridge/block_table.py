@@ -34,6 +34,7 @@ ZERO_KEY = np.uint64(0x9E3779B97F4A7C15)
 MIN_CAPACITY = 1 << 10
 MIN_DEPARTED = 1 << 12
 MAX_LOAD = 0.6
+MAX_PLACES = 64  # each costs 4 bytes a slot; engines use one to a dozen
 
 # What `store` found
 PLAIN, REPORTED, ODD = 0, 1, 2
@@ -70,8 +71,11 @@ class BlockTable:
         return len(self.keys) * (24 + 4 * len(self.places))
 
     def counts(self, place: Place) -> I32:
+        """Raises ValueError for more than MAX_PLACES places."""
         counts = self.places.get(place)
         if counts is None:
+            if len(self.places) >= MAX_PLACES:
+                raise ValueError("too many tiers and groups")
             counts = self.places[place] = np.zeros(len(self.keys), np.int32)
         return counts
 

@@ -100,13 +100,17 @@ Event = Stored | Removed | Cleared
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Batch:
-    """time_s: unix seconds by the engine's clock, None when it gives none. skipped: events that could not be read or are unknown here."""
+    """time_s: unix seconds by the engine's clock, None when it gives none.
+
+    skipped: events that are of unknown kinds, and those that could not be read; unreadable: the latter, so what they did is not known.
+    """
 
     time_s: float | None
     rank: int | None
     events: tuple[Event, ...]
     skipped: int = 0
     unknown_media: int = 0
+    unreadable: int = 0
 
     def __repr__(self) -> str:
         return f"Batch({self.events}, skipped {self.skipped})"
@@ -158,10 +162,13 @@ def decode_batch(payload: bytes) -> Batch:
     for event in events:
         try:
             good.append(_event(event, odd))
+        except _UnknownKind:
+            odd.skipped += 1
         except (ValueError, TypeError, OverflowError, AttributeError, IndexError, KeyError, RecursionError):
             odd.skipped += 1
+            odd.unreadable += 1
     known_rank = rank if type(rank) is int and 0 <= rank < 65536 else None
-    return Batch(_time_s(time_s), known_rank, tuple(good), odd.skipped, odd.unknown_media)
+    return Batch(_time_s(time_s), known_rank, tuple(good), odd.skipped, odd.unknown_media, odd.unreadable)
 
 
 @dataclass(slots=True)
@@ -170,6 +177,11 @@ class _Odd:
 
     skipped: int = 0
     unknown_media: int = 0
+    unreadable: int = 0
+
+
+class _UnknownKind(ValueError):  # noqa: N818 - a value, named for what it is
+    """An event that a newer engine may well send; it says nothing about blocks that could be missed here."""
 
 
 def _time_s(value: object) -> float | None:
@@ -190,7 +202,9 @@ def _event(raw: Any, odd: _Odd) -> Event:
         return Removed(_hashes(_first(get, "block_hashes", "seq_hashes")), _tier(get("medium"), odd), _group(get))
     if tag in ("AllBlocksCleared", "cleared"):
         return Cleared()
-    raise ValueError("unknown event")
+    if isinstance(tag, str):
+        raise _UnknownKind
+    raise ValueError("no event")
 
 
 def _stored(fields: dict[str, Any], odd: _Odd) -> Stored:

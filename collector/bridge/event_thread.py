@@ -24,7 +24,7 @@ from collector.bridge.rank_link import LinkTimes, RankLink
 from schemas.block_hash import HashKey
 from schemas.kv_events import WorkerId
 from schemas.stream import Writer
-from schemas.workers import BridgeHealth, Trust
+from schemas.workers import BridgeHealth
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class EventThread:
                 link.watch_connection(time.monotonic())
                 more |= link.tend_replay(time.monotonic(), self._clock)
             except Exception as e:  # one rank's trouble costs only that rank
-                link.feed.trust = Trust.DEGRADED
+                link.feed.broke(self._clock())
                 self._failed(str(link.feed.source), e)
         self._publish()
         self._more = more

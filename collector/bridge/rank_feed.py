@@ -3,7 +3,8 @@
     frames -> decode -> Sequencer -> RankState -> RecordBuilder -> records
 
 Times are arguments (unix seconds). Trust: BLIND until the start is decided; EXACT while every batch since the epoch's start was seen; else
-DEGRADED, until a clear or a new epoch. Epochs are unix milliseconds, or one more than the one before if the clock stood still or went back.
+DEGRADED, until a clear or a new epoch. A batch of which a part could not be read is a gap, too. Epochs are unix milliseconds, or one more
+than the one before if the clock stood still or went back.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class RankFeed:
         self.lost_batches = 0
         self.odd_ranks = 0
         self._bad_frames = 0
+        self._doing = 0  # batch that is being applied
         self._snapshot_interval_s = snapshot_interval_s
         self._next_snapshot_s: float | None = None
         self._waiting_since_s: float | None = None
@@ -101,6 +103,13 @@ class RankFeed:
         else:
             self._do(self.sequence.no_replay(), now_s)
 
+    def broke(self, now_s: float) -> None:
+        """Something unforeseen stopped the batches at hand half way: what was not applied of them is a gap."""
+        self.trust = Trust.DEGRADED
+        if self.sequence.next is not None and self.epoch:
+            self._lose(min(self._doing, self.seq), self.seq, now_s)
+            self._waiting_since_s = now_s if self._waiting_since_s is None else self._waiting_since_s
+
     def snapshot_soon(self) -> None:
         """Readers lost something on the way: they need the whole list."""
         self._next_snapshot_s = 0.0
@@ -147,15 +156,19 @@ class RankFeed:
     def _do(self, steps: list[Step], now_s: float) -> None:
         for step in steps:
             if isinstance(step, Apply):
+                self._doing = step.seq
                 self._apply(step, now_s)
             elif isinstance(step, Gap):
-                self.builder.gap(step.first, step.last, now_s)
-                self.lost_batches += step.last - step.first + 1
-                self.trust = Trust.DEGRADED
+                self._lose(step.first, step.last, now_s)
             else:
                 self._begin(step, now_s)
         if steps and self._waiting_since_s is None:
             self._waiting_since_s = now_s
+
+    def _lose(self, first: int, last: int, now_s: float) -> None:
+        self.builder.gap(first, last, now_s)
+        self.lost_batches += last - first + 1
+        self.trust = Trust.DEGRADED
 
     def _begin(self, step: Epoch, now_s: float) -> None:
         self.epoch = max(self.epoch + 1, int(now_s * 1000))
@@ -167,9 +180,11 @@ class RankFeed:
     def _apply(self, step: Apply, now_s: float) -> None:
         if step.batch.rank is not None and step.batch.rank != self.source.rank:
             self.odd_ranks += 1
-        conflicts = self.state.counters.conflicts
+        conflicts, unreadable = self.state.counters.conflicts, self.state.counters.unreadable_events
         if self.state.apply(step.seq, step.batch, now_s) and self.trust is Trust.DEGRADED:
             self.trust = Trust.EXACT
             self.snapshot_soon()
         if self.state.counters.conflicts > conflicts:
             self.trust = Trust.DEGRADED
+        if self.state.counters.unreadable_events > unreadable:
+            self._lose(step.seq, step.seq, now_s)

@@ -46,6 +46,7 @@ class Counters:
     """Cumulative since the bridge started."""
 
     skipped_events: int = 0
+    unreadable_events: int = 0  # of them, those that may have moved blocks
     unknown_media: int = 0
     reported_blocks: int = 0
     unnamed_blocks: int = 0
@@ -99,6 +100,7 @@ class RankState:
         time_s = now_s if batch.time_s is None else batch.time_s
         counters = self.counters
         counters.skipped_events += batch.skipped
+        counters.unreadable_events += batch.unreadable
         counters.unknown_media += batch.unknown_media
         self._out.batch(seq, batch.time_s, now_s)
         cleared = False
@@ -110,6 +112,7 @@ class RankState:
                     self._store(event, seq, time_s)
                 except (TypeError, ValueError):  # an extra key that is no JSON value, a block size that names nothing
                     counters.skipped_events += 1
+                    counters.unreadable_events += 1
             elif isinstance(event, Removed):
                 self._remove(event, seq, time_s)
             else:

@@ -7,7 +7,8 @@
 The sequence starts at 0 in every engine process and grows by one a batch, and nothing else identifies the process. So:
 
  - what is next is applied; what lies ahead is held until the hole is filled by replay, or given up (Gap) after rounds without progress;
- - a live step back is a restart, unless the very same content was seen under that number (a late copy);
+ - a live step back is a restart, unless the very same content was seen under that number (a late copy); live frames that go on in order
+   while replay is already past them are no step back, even those so far behind that their content is not remembered;
  - a jump may hide a restart (we were disconnected while a new process overtook the old number). A replay is therefore asked from one batch
    before the hole: if that one's content is not what we applied, the process is another one: restart;
  - after every connection (`verify`) the same question is asked although nothing is missing: an engine that was restarted and then idles, or
@@ -30,6 +31,7 @@ from collector.bridge.decode import BadFrame, Batch, decode_batch
 
 RECENT = 4096  # batches whose content is remembered, to know a late copy from a restart
 MAX_HELD_BYTES = 32 << 20
+HELD_OVERHEAD_BYTES = 300  # Python's own cost of a batch that waits
 MAX_ROUNDS = 20  # of one hole, even with progress
 MAX_IDLE_ROUNDS = 2  # in a row without progress
 MAX_SILENT_VERIFICATIONS = 5
@@ -121,7 +123,8 @@ class Sequencer:
         if behind:
             if batch is None:
                 return []  # its successor will tell whether this is a restart
-            if known == digest:
+            overtaken = known == 0 and (self.newest_live is None or seq > self.newest_live)
+            if known == digest or overtaken:
                 self.duplicates += 1
                 self.newest_live = max(seq, self.newest_live or 0)
                 return []
@@ -223,7 +226,7 @@ class Sequencer:
             return steps + self._drain() if self._held else steps
         self._forget(seq)
         self._held[seq] = _Held(payload if batch is not None else None, digest if batch is not None else 0)
-        self._held_bytes += len(payload) if batch is not None else 0
+        self._held_bytes += HELD_OVERHEAD_BYTES + (len(payload) if batch is not None else 0)
         if self.next is not None and not self.can_replay:
             return self._give_up()
         if self._held_bytes > self._max_held_bytes:
@@ -232,8 +235,8 @@ class Sequencer:
 
     def _forget(self, seq: int) -> None:
         old = self._held.pop(seq, None)
-        if old is not None and old.payload is not None:
-            self._held_bytes -= len(old.payload)
+        if old is not None:
+            self._held_bytes -= HELD_OVERHEAD_BYTES + len(old.payload or b"")
 
     def _drain(self) -> list[Step]:
         """Applies what is held and next."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from collector.bridge import block_table
-from collector.bridge.block_table import ODD, PLAIN, REPORTED, BlockTable, Place
+from collector.bridge.block_table import MAX_PLACES, ODD, PLAIN, REPORTED, BlockTable, Place
 
 
 def u64(*values: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
@@ -103,6 +103,15 @@ def test_memory_stays_bounded_while_content_churns() -> None:
             assert (len(named), len(unknown)) == (64, 0)
     assert table.resident == 160 * 64
     assert table.held_bytes / table.resident < 420
+
+
+def test_places_are_bounded() -> None:
+    table = BlockTable(4)
+    for group in range(MAX_PLACES):
+        table.store(u64(1), u64(7), (0, group), False)
+    with pytest.raises(ValueError, match="too many tiers and groups"):
+        table.store(u64(1), u64(7), (1, 0), False)
+    assert table.resident == MAX_PLACES
 
 
 def test_clear_forgets_counts_and_names() -> None:

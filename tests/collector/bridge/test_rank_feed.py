@@ -4,6 +4,9 @@ import base64
 import json
 import random
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from collector.bridge.rank_feed import RankFeed
 from schemas.kv_events import COMPLETE, Kind, decode
@@ -83,6 +86,41 @@ def test_a_batch_that_names_another_rank_is_noticed() -> None:
     f = feed()
     f.on_live(message(0, payload(stored([1], [1, 2, 3, 4]), rank=3)), 1.0)
     assert f.odd_ranks == 1
+
+
+@pytest.mark.parametrize(
+    ("odd", "trust"),
+    [
+        ({"type": "BlockTouched", "block_hashes": [1]}, Trust.EXACT),
+        ({"type": "BlockRemoved"}, Trust.DEGRADED),
+        (stored([2], [1, 2, 3, 4], extra_keys=[[{"a": 1}]]), Trust.DEGRADED),
+    ],
+)
+def test_an_event_that_cannot_be_read_is_a_gap_and_one_of_an_unknown_kind_is_not(odd: dict[str, Any], trust: Trust) -> None:
+    f = feed()
+    f.on_live(message(0, payload(odd, stored([1], [1, 2, 3, 4]))), 1.0)
+    f.on_live(message(1, one_block(9)), 1.0)
+    kinds = [Kind(k) for r in f.take(1.0) for k in decode(r.value).events["kind"]]
+    assert (f.trust, Kind.GAP in kinds, kinds.count(Kind.STORED)) == (trust, trust is Trust.DEGRADED, 2)
+    health = f.health()
+    assert (health.skipped_events, health.lost_batches) == (1, int(trust is Trust.DEGRADED))
+
+
+def test_what_breaks_half_way_leaves_a_gap_for_all_that_was_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    f = feed(can_replay=True)
+    f.on_live(message(0, one_block(0)), 1.0)
+    for seq in (2, 3):
+        f.on_live(message(seq, one_block(seq)), 1.0)
+    monkeypatch.setattr(f.state, "apply", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        f.on_replay(message(1, one_block(1)), 1.0)
+    f.broke(1.0)
+    monkeypatch.undo()
+    f.on_live(message(4, one_block(4)), 1.0)
+    rows = [(Kind(e["kind"]), int(e["seq"]), int(e["parent"])) for r in f.take(1.0) for e in decode(r.value).events]
+    assert [row for row in rows if row[0] is Kind.GAP] == [(Kind.GAP, 1, 3)]
+    assert rows[-1][:2] == (Kind.STORED, 4)
+    assert (f.trust, f.lost_batches) == (Trust.DEGRADED, 3)
 
 
 def test_nothing_that_arrives_can_break_a_feed_and_all_of_it_is_counted() -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from collector.bridge.sequence import MAX_IDLE_ROUNDS, Apply, Epoch, Gap, Sequencer, Step
+from collector.bridge.sequence import HELD_OVERHEAD_BYTES, MAX_IDLE_ROUNDS, RECENT, Apply, Epoch, Gap, Sequencer, Step
 from tests.collector.bridge.wire import one_block
 
 
@@ -142,6 +142,35 @@ def test_the_same_content_again_is_a_duplicate_not_a_restart() -> None:
     live(q, 0, 1, 2)
     assert live(q, 1, 2, 3) == ["3"]
     assert (q.duplicates, q.restarts) == (2, 0)
+
+
+def test_live_frames_that_replay_overtook_long_ago_are_late_copies_not_a_restart() -> None:
+    q = Sequencer(can_replay=True)
+    live(q, 0, 1)
+    live(q, 3)
+    end = 3 + 2 * RECENT
+    replay(q, list(range(1, end)))
+    assert live(q, *range(4, end)) == []
+    assert live(q, end) == [str(end)]
+    assert (q.restarts, q.duplicates) == (0, end - 4)
+    assert live(q, 0, life=1) == ["complete", "0"]
+    assert q.restarts == 1
+
+
+def test_a_start_by_a_long_replay_is_no_restart_when_the_live_frames_come() -> None:
+    q = Sequencer(can_replay=True)
+    end = 2 * RECENT
+    assert replay(q, list(range(end)))[0] == "complete"
+    assert live(q, *range(5, end + 1)) == [str(end)]
+    assert q.restarts == 0
+
+
+def test_mangled_frames_that_wait_are_bounded_too() -> None:
+    q = Sequencer(can_replay=True, max_held_bytes=10 * HELD_OVERHEAD_BYTES)
+    live(q, 0)
+    for seq in range(2, 100):
+        q.live(seq, b"\xc1")
+    assert q.held <= 10
 
 
 def test_a_restart_hidden_in_a_jump_shows_in_the_overlap_of_the_replay() -> None:
