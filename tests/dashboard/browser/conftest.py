@@ -32,7 +32,7 @@ READY = """() => {
 _LOOKING_FOR_THE_SERVER = re.compile(r"/(workers|health|sql)/_stcore/(health|host-config)$")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: while Playwright's own event loop runs in this thread, no asyncio test can
 def browser() -> Iterator[Browser]:
     if not Path(CHROMIUM).exists():
         if os.environ.get("CI"):
@@ -44,7 +44,7 @@ def browser() -> Iterator[Browser]:
         found.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], str]]:
     """Starts `warmwatch dashboard` on a data folder; gives its address."""
     started: list[subprocess.Popen[bytes]] = []
@@ -74,7 +74,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path],
         assert "Traceback" not in log.read_text()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def address(serve: Callable[[Path], str], data_dirs: dict[str, Path]) -> str:
     return serve(data_dirs["full"])
 
