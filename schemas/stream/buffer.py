@@ -160,7 +160,11 @@ class BufferedWriter:
     def _run(self) -> None:
         while not (self._give_up.is_set() and not self._queue):
             batch = self._next_batch()
-            if batch:
+            if batch and self._give_up.is_set():
+                # close's time is over: another try of each batch could take minutes while the stream is away.
+                given_up = self._trouble or StreamUnavailable(f"{self._name}: given up at close")
+                self._settle(batch, [(record, given_up) for record in batch])
+            elif batch:
                 self._settle(*self._deliver(batch))
             self._tend()
         self._delivery.close()

@@ -258,6 +258,7 @@ class _Connection:
         deadline = time.monotonic() + BUSY_S
         while True:
             try:
+                self._refuse_foreign()  # first: the next line would write to another program's database
                 self._db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
                 self._db.execute("PRAGMA journal_mode = WAL")
                 break
@@ -273,21 +274,23 @@ class _Connection:
             self._db.execute(f"PRAGMA max_page_count = {max(1, max_bytes // PAGE_BYTES)}")
         if self._pragma("user_version") != SCHEMA_VERSION:
             self._create()
-        if self._pragma("application_id") != APPLICATION_ID:
-            raise StreamUnavailable(f"{self.path} is an SQLite file but not a Warmwatch log: give the stream another path")
 
     def _create(self) -> None:
         with self.transaction("IMMEDIATE"):
-            version = self._pragma("user_version")
-            if version == SCHEMA_VERSION:
+            if self._pragma("user_version") == SCHEMA_VERSION:
                 return  # another process was faster
-            if version or self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                raise StreamUnavailable(
-                    f"{self.path} holds something else than a log of version {SCHEMA_VERSION}: give the stream another path, "
-                    "or move the file aside to start an empty log"
-                )
+            self._refuse_foreign()
             for statement in _SCHEMA:
                 self._db.execute(statement)
+
+    def _refuse_foreign(self) -> None:
+        version = self._pragma("user_version")
+        ours = version == SCHEMA_VERSION and self._pragma("application_id") == APPLICATION_ID
+        if not ours and (version or self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]):
+            raise StreamUnavailable(
+                f"{self.path} holds something else than a log of version {SCHEMA_VERSION}: give the stream another path, "
+                "or move the file aside to start an empty log"
+            )
 
     def _pragma(self, name: str) -> int:
         return int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
@@ -360,13 +363,17 @@ class LocalReader:
         self._checked_at = 0.0
 
     def assign(self, offsets: Mapping[Partition, int]) -> None:
-        db = self._open()
-        with db.transaction("DEFERRED"):
-            uids = {part: _uid(db, part) for part in offsets}
-            identities = dict(db.execute("SELECT name, identity FROM topics"))
-            bounds = _bounds(db, uids.values())
-        for part, offset in offsets.items():
-            _check_offset(part, offset, *bounds[uids[part]])
+        db = self._open(same_topics=False)
+        try:
+            with db.transaction("DEFERRED"):
+                uids = {part: _uid(db, part) for part in offsets}
+                identities = dict(db.execute("SELECT name, identity FROM topics"))
+                bounds = _bounds(db, uids.values())
+            for part, offset in offsets.items():
+                _check_offset(part, offset, *bounds[uids[part]])
+        except BaseException:
+            self.close()  # the file may be another one: the next poll looks whether the old assignment still fits
+            raise
         self._positions, self._uids, self._identities = dict(offsets), uids, identities
         self._paused = set()
         self._more = True
@@ -413,7 +420,7 @@ class LocalReader:
             raise ValueError(f"{part[0]}[{part[1]}] is not assigned to this reader")
         return part
 
-    def _open(self) -> _Connection:
+    def _open(self, same_topics: bool = True) -> _Connection:
         now = time.monotonic()
         if self._db is not None and now - self._checked_at >= REPLACED_CHECK_S:
             self._checked_at = now
@@ -422,7 +429,8 @@ class LocalReader:
         if self._db is None:
             db = self._connect()
             try:
-                self._require_same_topics(db)
+                if same_topics:
+                    self._require_same_topics(db)
             except BaseException:
                 db.close()
                 raise
@@ -440,7 +448,6 @@ class LocalReader:
                 raise UnknownTopic(part[0])
             if found[part[0]] != self._identities[part[0]]:
                 start, end = _bounds(db, [uid := _uid(db, part)])[uid]
-                self._positions, self._uids = {}, {}
                 raise OffsetOutOfRange(*part, position, start, end, why="the log was made anew; assign again")
 
     def _read(self, db: _Connection, max_records: int) -> list[Slice]:
@@ -564,7 +571,7 @@ def _apply_retention(db: _Connection, now_ms: int, budget_s: float) -> None:
     deadline = time.monotonic() + budget_s
     rows = db.execute(
         "SELECT uid, retention_s, retention_bytes FROM partitions JOIN topics USING (topic_id) "
-        "WHERE retention_s IS NOT NULL OR retention_bytes IS NOT NULL"
+        "WHERE retention_s IS NOT NULL OR retention_bytes IS NOT NULL ORDER BY random()"  # one that takes all the time starves no other
     )
     for uid, retention_s, retention_bytes in rows:
         oldest_ms = None if retention_s is None else now_ms - int(retention_s * 1000)
@@ -580,6 +587,11 @@ def _first_kept(db: _Connection, uid: int, oldest_ms: int | None, retention_byte
     start, held = db.execute("SELECT start_offset, held_bytes FROM partitions WHERE uid = ?", (uid,))[0]
     base = uid << OFFSET_BITS
     keep_from = start
+    if retention_bytes is None or held <= retention_bytes:  # most sweeps find nothing: one row tells
+        span = (base, base + (1 << OFFSET_BITS))
+        first = db.execute("SELECT timestamp_ms FROM records WHERE id >= ? AND id < ? ORDER BY id LIMIT 1", span)
+        if not first or oldest_ms is None or first[0][0] >= oldest_ms:
+            return None
     for record_id, timestamp_ms, size in db.execute(
         f"SELECT id, timestamp_ms, {_SIZE} FROM records WHERE id >= ? AND id < ? ORDER BY id LIMIT ?",  # noqa: S608 a constant
         (base + start, base + (1 << OFFSET_BITS), RETENTION_CHUNK),

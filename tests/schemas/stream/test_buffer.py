@@ -86,6 +86,28 @@ def test_close_gives_up_after_its_time_and_hands_over_every_record() -> None:
     writer.close(0.1)
 
 
+def test_close_does_not_try_each_waiting_batch_once_more() -> None:
+    """Each try may take seconds: a lock that is waited for, a broker that does not answer."""
+    delivery, failures, tries = Delivery(), list[tuple[bytes, str]](), 0
+
+    def deliver(batch: Sequence[Pending], report: object, give_up: threading.Event) -> Refused:
+        nonlocal tries
+        tries += 1
+        give_up.wait(20)
+        raise StreamUnavailable("away by the test")
+
+    delivery.deliver = deliver  # type: ignore[method-assign]
+    writer = BufferedWriter(
+        delivery, name="t", on_failure=lambda t, k, value, e: failures.append((value, str(e))), max_buffer_bytes=10**8, linger_s=0
+    )
+    for i in range(20_000):
+        writer.append("t", b"k", b"%d" % i)
+    writer.close(0.1)
+    assert tries == 1
+    assert [value for value, _ in failures] == [b"%d" % i for i in range(20_000)]
+    assert (writer.failed, writer.pending()) == (20_000, 0)
+
+
 def test_refused_records_are_counted_and_the_others_delivered() -> None:
     delivery, failures = Delivery(), list[tuple[bytes, str]]()
     delivery.refuse = {b"bad"}
