@@ -106,6 +106,8 @@ def load_fleet(path: Path) -> Fleet:
         raise SettingsError(
             f"fleet file {path} cannot be read: {e.strerror}; name one with --fleet (see schemas/fleet.py for its form)"
         ) from e
+    except UnicodeDecodeError as e:
+        raise SettingsError(f"fleet file {path} is no TOML: {e}") from e
     try:
         return Fleet.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as e:

@@ -77,8 +77,14 @@ class Settings(BaseSettings):
         """The hash key. Raises SettingsError when there is none, or when it is not 32 hexadecimal digits."""
         if self.hash_key is not None:
             return _parse_key(self.hash_key.get_secret_value(), "hash_key")
-        if not self.hash_key_file.exists() and self.stream.startswith(("local:", "memory:")):
-            _make_key_file(self.hash_key_file)
+        try:
+            if not self.hash_key_file.exists() and self.stream.startswith(("local:", "memory:")):
+                _make_key_file(self.hash_key_file)
+        except OSError as e:
+            raise SettingsError(
+                f"setting `hash_key_file`: {self.hash_key_file} cannot be made ({e.strerror}): give this user write access to its folder, "
+                f"name another file, or set {PREFIX}HASH_KEY"
+            ) from e
         try:
             return _parse_key(self.hash_key_file.read_text(), f"hash_key_file {self.hash_key_file}")
         except OSError as e:
@@ -86,6 +92,8 @@ class Settings(BaseSettings):
                 f"setting `hash_key`: none given and {self.hash_key_file} cannot be read ({e.strerror}); every process of a deployment "
                 f"needs the same key: set {PREFIX}HASH_KEY, or write 32 hexadecimal digits (openssl rand -hex 16) to that file"
             ) from e
+        except UnicodeDecodeError:  # not chained: it holds the file's bytes
+            raise SettingsError(f"setting `hash_key_file`: {self.hash_key_file} must hold 32 hexadecimal digits, not bytes") from None
 
     @classmethod
     def settings_customise_sources(
@@ -143,7 +151,7 @@ def _file_values(cls: type[Settings], path: Path) -> dict[str, Any]:
         content = tomllib.loads(path.read_text())
     except OSError as e:
         raise SettingsError(f"settings file {path} cannot be read: {e.strerror}") from e
-    except tomllib.TOMLDecodeError as e:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise SettingsError(f"settings file {path} is no TOML: {e}") from e
     own = content.get(cls.command, {})
     if not isinstance(own, dict):
@@ -164,8 +172,11 @@ def _make_key_file(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     draft.touch(mode=0o600)
-    draft.write_text(secrets.token_hex(16) + "\n")
     try:
+        with draft.open("w") as file:
+            file.write(secrets.token_hex(16) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # an empty key after a power cut would orphan every hash recorded before it
         os.link(draft, path)
     except FileExistsError:
         pass

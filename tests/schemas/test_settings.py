@@ -73,6 +73,9 @@ def test_a_wrong_file_names_what_is_wrong(tmp_path):
         file.write_text(text)
         with pytest.raises(SettingsError, match=message):
             load(Example, ["--config", str(file)])
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match="is no TOML"):
+        load(Example, ["--config", str(file)])
 
 
 def test_the_file_may_hold_settings_of_other_subcommands(tmp_path):
@@ -93,6 +96,17 @@ def test_a_kafka_deployment_must_be_given_its_key():
     with pytest.raises(SettingsError, match=r"setting `hash_key`: none given .*every process of a deployment needs the same key"):
         Example(stream="kafka://127.0.0.1:9092").key()
     assert not Path("data").exists()
+
+
+def test_a_key_file_that_cannot_be_made_or_read_says_what_to_do(tmp_path):
+    with pytest.raises(
+        SettingsError, match=r"setting `hash_key_file`: /proc/nowhere/hash.key cannot be made .*give this user write access"
+    ):
+        Example(hash_key_file="/proc/nowhere/hash.key").key()
+    file = tmp_path / "hash.key"
+    file.write_bytes(bytes(range(128, 144)))
+    with pytest.raises(SettingsError, match="must hold 32 hexadecimal digits, not bytes"):
+        Example(hash_key_file=file).key()
 
 
 def test_secrets_are_not_shown(capsys):
