@@ -31,7 +31,7 @@ import uvloop
 
 from router.admin import Admin
 from router.asgi import Receive, Scope, Send, respond, respond_json
-from router.feed import Feed, FeedSink
+from router.feed import LOOK_S, Feed, FeedSink
 from router.metrics import RouterMetrics, StateCollector
 from router.pools import Pools, PoolState, TrustRules
 from router.prompts import PromptReader
@@ -160,7 +160,7 @@ class Router:
         self.metrics = RouterMetrics()
         self.recorder = Recorder(stream, specs, settings.topic_prefix, settings.record_buffer)
         sink = FeedSink(self.pools, clock)
-        self.feed = Feed(stream, specs, settings.topic_prefix, sink)
+        self.feed = Feed(stream, specs, settings.topic_prefix, sink, min(LOOK_S, settings.stale_after_s / 3))
         self.metrics.registry.register(StateCollector(self.pools, self.feed, sink, self.recorder, clock))
         self._started_s = clock()
         self._clock = clock

@@ -8,6 +8,10 @@ began within its retention is exact. What the log no longer holds shows as DEGRA
 
 Of worker-load only the newest records matter, so its last `_LOADS_BACK` a partition are read.
 
+An index that is behind the log knows what was, not what is: every look at the log's ends notes them with the time, and when the index has
+applied as much it is level with that time (`PrefixIndex.level_s`). Trust is bounded by it (pools.py), so that neither a backlog at the
+start nor a feed that falls behind passes for knowledge.
+
 Never silent: a log that lost what we stand at (retention, topic made anew, more partitions) makes every worker blind and is read anew
 from its start, counted in `restarts`; a stream that is away is `trouble`, and the workers' trust falls with the silence of their bridges
 (pools.py). Bad records are counted; the log names the first and then every thousandth.
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -36,8 +41,8 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _POLL_RECORDS = 512
 _RETRY_S = 0.5
-_LOOK_S = 5.0
-"""How often topics are looked at for a new identity or more partitions."""
+LOOK_S = 5.0
+"""How often topics are looked at for a new identity, more partitions, and their ends."""
 _SLICE_S = 0.001
 _LOADS_BACK = 256
 _CLOSE_S = 5.0
@@ -51,7 +56,7 @@ class News:
     batches: deque[KvBatch] = field(default_factory=deque)
     loads: list[WorkerLoad] = field(default_factory=list)
     forget: bool = False
-    caught_up: bool = False
+    level_s: float | None = None  # with these the index is level with the log of that time, monotonic seconds
 
 
 class FeedSink:
@@ -59,17 +64,22 @@ class FeedSink:
 
     def __init__(self, pools: Pools, clock: Callable[[], float] = time.monotonic) -> None:
         self._pools, self._clock = pools, clock
+        pools.index.level_s = -math.inf
         self.caught_up = False
         self.strangers = 0
         """Batches and loads of workers that are not in the fleet file."""
         self.stumbles = 0
         """Batches and loads that could not be applied: an error of ours. The worker is blind until its events go on."""
 
+    def now_s(self) -> float:
+        return self._clock()
+
     def take(self, news: News, loop: asyncio.AbstractEventLoop, done: Callable[[], None]) -> None:
         """Applies as much as fits in a slice, and calls itself again for the rest."""
         if news.forget:
             news.forget = False
             self._pools.index.forget()
+            self._pools.index.level_s = -math.inf
         until_s = self._clock() + _SLICE_S
         while news.batches:
             self._apply_whatever_happens(news.batches.popleft())
@@ -78,7 +88,9 @@ class FeedSink:
                 return
         for load in news.loads:
             self._apply_load(load)
-        self.caught_up = self.caught_up or news.caught_up
+        if news.level_s is not None:
+            self._pools.index.level_s = news.level_s
+            self.caught_up = True
         done()
 
     def _apply_whatever_happens(self, batch: KvBatch) -> None:
@@ -118,15 +130,16 @@ class FeedSink:
 class Feed:
     """start() once with the loop that owns the sink, close() at the end."""
 
-    def __init__(self, stream: Stream, specs: Sequence[TopicSpec], prefix: str, sink: FeedSink) -> None:
-        self._stream, self._specs, self._sink = stream, specs, sink
+    def __init__(self, stream: Stream, specs: Sequence[TopicSpec], prefix: str, sink: FeedSink, look_s: float = LOOK_S) -> None:
+        self._stream, self._specs, self._sink, self._look_s = stream, specs, sink, look_s
         self._kv, self._load = prefix + KV_EVENTS, prefix + WORKER_LOAD
         self._stop = threading.Event()
         self._applied = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
         self._identity: dict[str, str | None] = {}
-        self._targets: dict[Partition, int] = {}
+        self._ends: dict[Partition, int] = {}  # of the log when it was looked at last
+        self._ends_s: float | None = None  # when that was; None: the index is level with it
         self.trouble: str | None = "the stream has not been reached yet"
         self.records = 0
         self.bad_records = 0
@@ -178,6 +191,7 @@ class Feed:
 
     def _assign_from_start(self, reader: Reader) -> None:
         offsets: dict[Partition, int] = {}
+        self._ends, self._ends_s = {}, self._sink.now_s()
         for topic in (self._kv, self._load):
             self._identity[topic] = self._stream.identity(topic)
             ends = self._stream.end_offsets(topic)
@@ -185,7 +199,7 @@ class Feed:
             offsets |= {
                 (topic, p): start if back is None else max(start, ends[p] - back) for p, start in self._stream.start_offsets(topic).items()
             }
-            self._targets |= {(topic, p): end for p, end in ends.items()}
+            self._ends |= {(topic, p): end for p, end in ends.items()}
         reader.assign(offsets)
 
     def _follow(self, reader: Reader) -> None:
@@ -194,7 +208,7 @@ class Feed:
         while not self._stop.is_set():
             try:
                 slices = reader.poll(_POLL_S, _POLL_RECORDS)
-                if time.monotonic() - looked_s > _LOOK_S:
+                if time.monotonic() - looked_s > self._look_s:
                     looked_s = time.monotonic()
                     if self._log_changed():
                         return
@@ -209,18 +223,23 @@ class Feed:
                 log.info("the index follows the stream")
                 self.trouble = None
             news = self._decode(slices)
-            if not self.caught_up and all(reader.position(p) >= end for p, end in self._targets.items()):
-                news.caught_up = True
-            if news.batches or news.loads or news.caught_up:
+            if self._ends_s is not None and all(reader.position(p) >= end for p, end in self._ends.items()):
+                news.level_s, self._ends_s = self._ends_s, None
+            if news.batches or news.loads or news.level_s is not None:
                 self._hand_over(news)
 
     def _log_changed(self) -> bool:
+        """Looks at the log: its ends, to measure the index by; True when it is another log."""
+        asked_s, found = self._sink.now_s(), dict[Partition, int]()
         for topic in (self._kv, self._load):
-            known = {p for t, p in self._targets if t == topic}
-            if self._stream.identity(topic) != self._identity[topic] or set(self._stream.end_offsets(topic)) != known:
+            known = {p for t, p in self._ends if t == topic}
+            ends = self._stream.end_offsets(topic)
+            if self._stream.identity(topic) != self._identity[topic] or set(ends) != known:
                 log.warning("the topic %s was made anew or has other partitions: the index is built anew", topic)
-                self._targets.clear()
                 return True
+            found |= {(topic, p): end for p, end in ends.items()}
+        if self._ends_s is None:  # else the index has not come to the ends of the last look yet: these stand until it has
+            self._ends, self._ends_s = found, asked_s
         return False
 
     def _decode(self, slices: Sequence[Slice]) -> News:

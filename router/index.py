@@ -97,6 +97,7 @@ class PrefixIndex:
         self._pushed = 0
         self.trust: npt.NDArray[np.uint8] = np.zeros(64, np.uint8)
         self.heard_s: npt.NDArray[np.float64] = np.full(64, -np.inf)
+        self.level_s = np.inf  # monotonic; all that a log held then is applied (feed.py). inf: no log is followed
         self.counts = IndexCounts()
 
     def slot(self, source: WorkerId) -> Slot:

@@ -125,6 +125,7 @@ class StateCollector(Collector):
             "index_blocks": ("Distinct blocks known", index.rows),
             "index_bytes": ("Memory of the index", index.size_bytes),
             "index_expected_blocks": ("Blocks expected from dispatched requests", index.pending_blocks),
+            "feed_level_age_seconds": ("Since the index was last level with the stream", self._clock() - index.level_s),
             "feed_following": ("1: the index follows the stream", float(self._feed.trouble is None)),
             "feed_caught_up": ("1: the index has applied what the log held at the start", float(self._feed.caught_up)),
             "records_waiting": ("Decisions and outcomes that the stream does not have yet", self._recorder.waiting),

@@ -148,7 +148,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class TrustRules:
-    """Seconds without a word from a worker's bridge until its index counts as degraded, and as blind."""
+    """Seconds without a word from a worker's bridge, or behind the stream, until the index counts as degraded, and as blind."""
 
     stale_after_s: float
     blind_after_s: float
@@ -206,8 +206,8 @@ class Pools:
         return None
 
     def trust(self, pool: PoolState, now_s: float) -> npt.NDArray[np.uint8]:
-        """Trust codes by target: what the events say, and no more than the bridge's silence allows."""
-        age_s = now_s - self.index.heard_s
+        """Trust codes by target: what the events say, and no more than the bridge's silence and the index's lag allow."""
+        age_s = now_s - np.minimum(self.index.heard_s, self.index.level_s)
         cap = np.where(age_s > self._rules.blind_after_s, BLIND, np.where(age_s > self._rules.stale_after_s, DEGRADED, 255))
         return pool.by_slot(np.minimum(self.index.trust, cap), worst=True).astype(np.uint8)
 

@@ -36,7 +36,9 @@ class RouterSettings(Settings):
         2.0, ge=0, description="seconds beyond the predicted first token for which a dispatch counts as expected blocks"
     )
 
-    stale_after_s: float = Field(10.0, gt=0, description="seconds without a word from a worker's bridge after which it counts as degraded")
+    stale_after_s: float = Field(
+        10.0, gt=0, description="silence of a worker's bridge, or lag of the index behind the stream, from which it counts as degraded"
+    )
     blind_after_s: float = Field(60.0, gt=0, description="the same, as blind")
     warm_up_s: float = Field(30.0, ge=0, description="seconds for which /readyz waits at most until the index has caught up")
 

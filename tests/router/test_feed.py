@@ -1,16 +1,24 @@
 """The index follows the stream, and says so when it cannot."""
 
 import asyncio
+import itertools
 import json
+import random
+from collections import deque
 
+import numpy as np
 import pytest
 
+from router.feed import FeedSink, News
 from router.index import BLIND, DEGRADED, EXACT
-from schemas.kv_events import Kind
+from router.policy import Coefficients
+from router.pools import Pools, TrustRules
+from schemas.fleet import Fleet, Pool, Worker
+from schemas.kv_events import EVENT, Kind, KvBatch, WorkerId
 from schemas.stream.memory import MemoryHub
 from schemas.topics import KV_EVENTS, WORKER_LOAD
 from tests.router.fake_engine import FakeEngine
-from tests.router.running import UrlHub, load_record, running, until
+from tests.router.running import KEY, UrlHub, load_record, running, until
 
 PROMPT = list(range(3, 103))
 BODY = {"model": "tiny", "prompt": PROMPT}
@@ -122,6 +130,42 @@ async def test_a_batch_that_cannot_be_applied_costs_its_worker_and_not_the_feed(
         assert trust_of(r, "w0") == DEGRADED
 
 
+async def test_an_index_behind_the_stream_is_trusted_no_more_than_its_age_allows():
+    async with FakeEngine("w0").serving() as engine, running([engine], stale_after_s=1.5, blind_after_s=60) as r:
+        await r.hold("w0", r.chain(PROMPT))
+        index = r.router.pools.index
+        for behind_s, trust in ((0.1, EXACT), (2, DEGRADED), (61, BLIND)):
+            index.level_s = r.router._clock() - behind_s
+            index.heard_s[index.slots[0].number] = r.router._clock()
+            assert trust_of(r) == trust
+        await until(lambda: r.router._clock() - index.level_s < 1)  # the next look finds it level again
+
+
+def test_a_backlog_is_applied_in_slices_so_that_the_loop_serves_between_them():
+    now_s = itertools.count(0, 0.0006)
+    fleet = Fleet(pools=(Pool(name="tiny"),), workers=(Worker(pool="tiny", name="w0", url="http://127.0.0.1:1"),))
+    pools = Pools(fleet, {}, "cost", Coefficients(), KEY, TrustRules(10, 60), random.Random(0))
+    sink = FeedSink(pools, lambda: next(now_s))
+    batches = [
+        KvBatch(WorkerId("tiny", "w0", 0), 1, seq, seq, 1.0, 1.0, np.zeros(0, EVENT), np.zeros(0, np.uint64)) for seq in range(1, 11)
+    ]
+    later, done = [], []
+
+    class Loop:
+        def call_soon(self, *call):
+            later.append(call)
+
+    sink.take(News(deque(batches), level_s=5.0), Loop(), lambda: done.append(True))
+    slices = [pools.index.counts.batches]
+    while later:
+        assert (done, sink.caught_up, pools.index.level_s) == ([], False, -np.inf)
+        call, *arguments = later.pop()
+        call(*arguments)
+        slices.append(pools.index.counts.batches)
+    assert (slices[-1], done, sink.caught_up, pools.index.level_s) == (10, [True], True, 5.0)
+    assert max(np.diff(slices)) <= 2  # of 0.6 ms each, in slices of one
+
+
 async def test_trust_falls_with_the_silence_of_the_bridge_and_its_load_reports_keep_it():
     async with FakeEngine("w0").serving() as engine, running([engine], stale_after_s=10, blind_after_s=60) as r:
         await r.hold("w0", r.chain(PROMPT))
@@ -135,7 +179,7 @@ async def test_trust_falls_with_the_silence_of_the_bridge_and_its_load_reports_k
 
 
 @pytest.mark.parametrize("backlog", [3000])
-async def test_a_backlog_is_applied_in_slices_while_requests_are_served(backlog):
+async def test_nothing_is_trusted_before_the_backlog_is_read(backlog):
     hub = MemoryHub()
     async with FakeEngine("w0").serving() as engine:
         async with running([engine], hub) as first:
@@ -151,8 +195,13 @@ async def test_a_backlog_is_applied_in_slices_while_requests_are_served(backlog)
                 writer.close(1.0)
                 reader.close()
         async with running([engine], hub, wait=False) as second:
+            trusts = set()
+            while not second.router.feed.caught_up:
+                trusts.add(trust_of(second))
+                await asyncio.sleep(0)
+            assert trusts == {BLIND}  # what it knows is from before
+            await until(lambda: trust_of(second) == EXACT)
             assert (await second.post(BODY))[0] == 200
-            await until(lambda: second.router.feed.caught_up)
             assert second.router.feed.records >= backlog
 
 

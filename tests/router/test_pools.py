@@ -56,6 +56,15 @@ def test_trust_is_no_better_than_the_silence_of_the_bridge_allows(silence_s, tru
     assert pools.trust(pool, float(silence_s)).tolist() == [trust, BLIND]
 
 
+@pytest.mark.parametrize(("behind_s", "trust"), [(10, EXACT), (11, DEGRADED), (61, BLIND)])
+def test_trust_is_no_better_than_the_lag_of_the_index_allows(behind_s, trust):
+    pools = pools_of()
+    pool = tell(pools, batch("w0", [1]))
+    pools.index.hear(pools.index.slots[0].source, 1000.0)
+    pools.index.level_s = 1000.0 - behind_s
+    assert pools.trust(pool, 1000.0).tolist() == [trust, BLIND]
+
+
 def test_ranks_that_the_engine_chooses_count_by_the_best_overlap_and_the_worst_trust():
     pools = pools_of(workers=1, ranks=2, engine="sglang")
     pool = tell(pools, batch("w0", [1, 2], rank=1))
