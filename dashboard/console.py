@@ -22,6 +22,11 @@ from schemas.tables.read import cursor, open_published
 _EXPLAIN = re.compile(r"^\s*EXPLAIN\s+(ANALYZE\s+)?(?=[A-Z(])", re.IGNORECASE)
 
 
+_BATCH_ROWS = 256
+_MOST_BYTES = 64 << 20
+"""Of an answer. DuckDB's memory limit ends where Arrow's memory begins."""
+
+
 class ConsoleError(Exception):
     """The query was refused or failed; the message says why and what would be right."""
 
@@ -53,8 +58,10 @@ def run(path: Path, sql: str, limits: Limits) -> Result:
         started = time.perf_counter()
         timer.start()
         try:
-            rows = at.sql(text).to_arrow_table()
-        except duckdb.InterruptException as e:
+            rows = _read(at.sql(text).to_arrow_reader(_BATCH_ROWS))
+        except (duckdb.InterruptException, pa.ArrowException, OSError) as e:
+            if time.perf_counter() - started < limits.timeout_s:
+                raise ConsoleError(str(e).strip()) from e
             raise ConsoleError(
                 f"Stopped after {limits.timeout_s:g} s. Narrow the time range, aggregate, or ask the file with the duckdb command line."
             ) from e
@@ -69,6 +76,17 @@ def run(path: Path, sql: str, limits: Limits) -> Result:
         raise ConsoleError(str(e).strip()) from e
     finally:
         connection.close()
+
+
+def _read(reader: pa.RecordBatchReader) -> pa.Table:
+    """The whole answer, if it is not too large for the page."""
+    batches, held_bytes = [], 0
+    for batch in reader:
+        held_bytes += batch.nbytes
+        if held_bytes > _MOST_BYTES:
+            raise ConsoleError(f"The answer is larger than {_MOST_BYTES >> 20} MB: choose fewer columns or rows, or aggregate.")
+        batches.append(batch)
+    return pa.Table.from_batches(batches, reader.schema)
 
 
 def _as_subquery(at: duckdb.DuckDBPyConnection, sql: str, max_rows: int) -> str:

@@ -117,6 +117,22 @@ def test_a_long_query_is_stopped_and_said(path: Path) -> None:
     assert time.monotonic() - began < 5
 
 
+def test_an_answer_too_large_for_the_page_is_stopped_and_said(path: Path) -> None:
+    with pytest.raises(ConsoleError, match="larger than 64 MB"):
+        run(path, "SELECT repeat('x', 50_000) FROM range(10_000)", Limits(20, 10_000, "256MB"))
+
+
+def test_a_query_that_tells_its_rows_slowly_is_stopped_too(path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(ConsoleError, match="Stopped after"):
+        run(
+            path,
+            "SELECT a.range FROM range(10000000) a, range(100000) b WHERE hash(a.range, b.range) % 1000000 = 7",
+            Limits(0.5, 10**9, "256MB"),
+        )
+    assert time.monotonic() - began < 5
+
+
 def test_a_query_that_needs_too_much_memory_is_stopped_and_said(path: Path) -> None:
     with pytest.raises(ConsoleError, match="memory"):
         run(path, "SELECT list(range) FROM range(100000000)", Limits(20, 100, "64MB"))
