@@ -136,6 +136,11 @@ class KafkaStream:
         """As `partitions`, from memory when it was asked before."""
         return self._counts.get(topic) or self.partitions(topic)
 
+    def forget(self, topics: Iterable[str]) -> None:
+        """Ask the broker again before the next `known_partitions`."""
+        for topic in topics:
+            self._counts.pop(topic, None)
+
     def start_offsets(self, topic: str) -> dict[int, int]:
         return self._offsets(topic, OffsetSpec.EARLIEST)
 
@@ -338,16 +343,21 @@ class _KafkaDelivery:
             partition = partition_of(key, counts[topic])
             try:
                 future = send(topic, value, key, list(headers) if headers else None, partition, timestamp_ms)
-            except kafka_errors.KafkaError as error:
+            except (kafka_errors.KafkaError, ValueError) as error:  # ValueError: the topic has not that partition any more
                 refused.append((pending, self._failure(pending, error)))
             else:
                 sent.append((pending, future))
-        self._await(report, give_up)
+        shrunk = self._await(counts, report, give_up)
         for pending, future in sent:
             if not future.is_done:
-                refused.append((pending, self._stream.away("given up at close, perhaps delivered")))
+                why = "its partition is gone" if pending[0] in shrunk else "given up, perhaps delivered"
+                refused.append((pending, self._stream.away(why)))
             elif future.failed():
                 refused.append((pending, self._failure(pending, future.exception)))
+        if any(not isinstance(error, RecordTooLarge | UnknownTopic) for _, error in refused):
+            # The producer may be of no more use (fenced, out of sequence), the topics may be others: the next batch begins anew.
+            self._stream.forget(counts)
+            self.close()
         return refused
 
     def tend(self) -> None:
@@ -377,22 +387,25 @@ class _KafkaDelivery:
                 self._producer.partitions_for(topic)
         return counts, [(pending, UnknownTopic(pending[0])) for pending in batch if pending[0] not in counts]
 
-    def _await(self, report: Callable[[StreamError | None], None], give_up: threading.Event) -> None:
+    def _await(self, counts: Mapping[str, int], report: Callable[[StreamError | None], None], give_up: threading.Event) -> set[str]:
+        """Wait until all that was sent is acknowledged or failed, or it is time to give up. Returns the topics that were made anew with
+        fewer partitions than `counts`: what was sent to the others would wait for ever, and all behind it."""
         assert self._producer is not None
         began = time.monotonic()
         while True:
             try:
                 self._producer.flush(timeout=0.5)
-                return
+                return set()
             except kafka_errors.KafkaTimeoutError:
                 waited_s = time.monotonic() - began
                 if give_up.is_set():
-                    return
+                    return set()
                 if waited_s >= STUCK_S:
                     report(self._stream.away(f"no acknowledgement for {waited_s:.0f} s"))
-                    # A broker that came back empty would refuse the topic for ever.
                     with contextlib.suppress(StreamError):
-                        self._stream.create_missing()
+                        self._stream.create_missing()  # a broker that came back empty would refuse the topic for ever
+                        if shrunk := {topic for topic, count in counts.items() if self._stream.partitions(topic) < count}:
+                            return shrunk
 
     def _failure(self, pending: Pending, error: BaseException) -> StreamError:
         if isinstance(error, kafka_errors.MessageSizeTooLargeError | kafka_errors.RecordListTooLargeError):

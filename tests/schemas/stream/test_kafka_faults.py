@@ -8,7 +8,9 @@ import time
 import pytest
 
 from schemas.stream import OffsetOutOfRange, Slice, StreamError, StreamUnavailable, TopicSpec, UnknownTopic, open_stream
+from schemas.stream.kafka import KafkaStream
 from tests.kafka_broker import Broker
+from tests.schemas.stream.backends import read_all, topic_name
 
 pytestmark = pytest.mark.usefixtures("kafka_may_fail")
 
@@ -102,6 +104,45 @@ def test_a_broker_that_comes_back_empty_gets_its_topics_and_readers_are_told(own
         reader.assign({("t", 0): 0})
         values = [record.value for piece in reader.poll(10, 10) for record in piece.records]
         assert values[-1] == b"new"
+
+
+@pytest.mark.kafka
+def test_a_topic_made_anew_with_fewer_partitions_costs_what_was_under_way_and_no_more(kafka: str) -> None:
+    """Records for a partition that is no more would wait for ever, and with them all that comes behind."""
+    topic = topic_name()
+    failed: list[bytes] = []
+    with open_stream(f"kafka://{kafka}") as stream, open_stream(f"kafka://{kafka}") as operator:
+        stream.ensure_topics([TopicSpec(topic, partitions=4)])
+        writer = stream.writer(on_failure=lambda topic, key, value, error: failed.append(value))
+        for i in range(40):
+            writer.append(topic, b"k%d" % i, b"before %d" % i)
+        writer.flush(20)
+        assert isinstance(operator, KafkaStream)
+        with operator._asking() as admin:
+            admin.delete_topics([topic])
+        _until_gone(operator, topic)
+        operator.ensure_topics([TopicSpec(topic, partitions=1)])
+        for i in range(40):
+            writer.append(topic, b"k%d" % i, b"meanwhile %d" % i)
+        writer.flush(40)
+        for i in range(40):
+            writer.append(topic, b"k%d" % i, b"after %d" % i)
+        writer.flush(20)
+        assert all(value.startswith(b"meanwhile") for value in failed) and len(failed) == writer.failed
+        held = [record.value or b"" for record in read_all(stream, topic)[0]]
+        assert [value for value in held if value.startswith(b"after")] == [b"after %d" % i for i in range(40)]
+        assert sorted(held[:-40] + failed) == sorted(b"meanwhile %d" % i for i in range(40)), "neither lost nor doubled"
+
+
+def _until_gone(stream: KafkaStream, topic: str) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            stream.partitions(topic)
+        except UnknownTopic:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{topic} is still there")
 
 
 def _poll_through_outages(reader) -> None:
