@@ -2,6 +2,8 @@
 
 GET  /policy                       {"pools": {"coder": "cost", ...}, "known": ["cost", ...]}
 POST /policy  {"policy": "...", "pool": "..."}   changes it from the next request on; without a pool, everywhere
+
+Loopback alone does not keep out the pages that somebody reads in a browser on this machine: what a page sends names its Origin and is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import time
 
 import orjson
 
-from router.asgi import BodyTooLarge, ClientLeft, Receive, Scope, Send, error_object, read_body, respond_json
+from router.asgi import BodyTooLarge, ClientLeft, Receive, Scope, Send, error_object, header, read_body, respond_json
 from router.policy import POLICIES
 from router.pools import Pools
 from router.recorder import Recorder
@@ -35,6 +37,9 @@ class Admin:
             await respond_json(send, 404, error_object(404, "there are GET /policy and POST /policy"))
             return
         if scope["method"] == "POST":
+            if header(scope, b"origin") is not None:
+                await respond_json(send, 403, error_object(403, "web pages may not change the policy: ask with curl or the like"))
+                return
             try:
                 self._change(orjson.loads(await read_body(receive, _MAX_BODY_BYTES)))
             except ClientLeft:

@@ -35,6 +35,7 @@ class Exchange:
     status: int | None = None
     error: str | None = None
     ttft_s: float | None = None
+    predicted_tokens: int | None = None  # cached tokens as the newest decision forecast them; None: the prefix is unknown
     usage: Usage = field(default_factory=Usage)
     response_bytes: int = 0
     answering: bool = False  # the client has got the head of an answer

@@ -46,7 +46,10 @@ class RouterMetrics:
             "warmwatch_router_prompts", "Prompts by where their token ids came from", ["pool", "token_source"], registry=r
         )
         self._predicted = Counter(
-            "warmwatch_router_predicted_cached_tokens", "Forecast of cached prompt tokens at dispatch", ["pool"], registry=r
+            "warmwatch_router_predicted_cached_tokens",
+            "Forecast of cached prompt tokens, beside a report",
+            ["pool"],
+            registry=r,
         )
         self._reported = Counter(
             "warmwatch_router_reported_cached_tokens", "Cached prompt tokens as engines reported them", ["pool"], registry=r
@@ -54,13 +57,14 @@ class RouterMetrics:
         self._prompt_tokens = Counter("warmwatch_router_prompt_tokens", "Prompt tokens as engines reported them", ["pool"], registry=r)
         self.crashes = Counter("warmwatch_router_internal_errors", "Requests that met an error of the router's own", registry=r)
 
-    def decided(self, decided: Decided, prompt: Prompt) -> None:
-        self._decide.observe(decided.decide_us / 1e6)
+    def prompt_read(self, pool: str, prompt: Prompt) -> None:
         if prompt.tokenize_us is not None:
             self._tokenize.observe(prompt.tokenize_us / 1e6)
-        self._prompts.labels(decided.pool.name, prompt.source).inc()
-        if prompt.chain is not None:
-            self._predicted.labels(decided.pool.name).inc(decided.predicted_cached_tokens())
+        self._prompts.labels(pool, prompt.source).inc()
+
+    def decided(self, decided: Decided) -> None:
+        """Once an attempt."""
+        self._decide.observe(decided.decide_us / 1e6)
 
     def attempt_failed(self, pool: str, worker: str) -> None:
         self._failed.labels(pool, worker).inc()
@@ -71,11 +75,14 @@ class RouterMetrics:
     def ended(self, pool: str, worker: str | None, status: int | None) -> None:
         self._requests.labels(pool, worker or "none", f"{status // 100}xx" if status else "left").inc()
 
-    def reported(self, pool: str, prompt_tokens: int | None, cached_tokens: int | None) -> None:
+    def reported(self, pool: str, prompt_tokens: int | None, cached_tokens: int | None, predicted_tokens: int | None) -> None:
+        """predicted_tokens counts only beside a report, so that the two can be held against each other."""
         if prompt_tokens is not None:
             self._prompt_tokens.labels(pool).inc(prompt_tokens)
         if cached_tokens is not None:
             self._reported.labels(pool).inc(cached_tokens)
+            if predicted_tokens is not None:
+                self._predicted.labels(pool).inc(predicted_tokens)
 
     def page(self) -> bytes:
         return generate_latest(self.registry)

@@ -136,6 +136,7 @@ class Proxy:
         try:
             async with Departure(receive) as departure:
                 prompt = await self._prompts.read(pool, content, len(body), lora)
+                self._metrics.prompt_read(pool.name, prompt)
                 await self._serve(exchange, pool, prompt, send)
             if departure.left:
                 exchange.error, exchange.status = "disconnect", None
@@ -220,7 +221,8 @@ class Proxy:
         now_s = time.monotonic()
         if recorded:
             exchange.decision = decision_fields(exchange, decided, prompt, self._settings.router_name)
-            self._metrics.decided(decided, prompt)
+            self._metrics.decided(decided)
+            exchange.predicted_tokens = None if prompt.chain is None else decided.predicted_cached_tokens()
         tickets = self._pools.expect(decided, prompt, self._settings.expect_ttl_s, now_s)
         flight = pool.load.admit(target.number, decided.prefill_s, exchange.stream is True, now_s)
         exchange.worker, exchange.rank, exchange.dispatched_s = target.worker, target.rank, now_s
@@ -330,7 +332,7 @@ class Proxy:
     def _record_outcome(self, exchange: Exchange, pool: PoolState) -> None:
         self._record_decision(exchange)  # if its bytes never went out: nobody could be reached, or the client left first
         self._metrics.ended(pool.name, exchange.worker, exchange.status)
-        self._metrics.reported(pool.name, exchange.usage.prompt_tokens, exchange.usage.cached_tokens)
+        self._metrics.reported(pool.name, exchange.usage.prompt_tokens, exchange.usage.cached_tokens, exchange.predicted_tokens)
         self._recorder.outcome(exchange.request_id, outcome_json(exchange, time.monotonic()))
 
 

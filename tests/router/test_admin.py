@@ -31,7 +31,7 @@ class Written:
         self.changes.append((kind, Change.model_validate_json(record)))
 
 
-async def call(pools, method, path, body=b"", written=None):
+async def call(pools, method, path, body=b"", written=None, headers=()):
     sent = []
 
     async def receive():
@@ -40,7 +40,7 @@ async def call(pools, method, path, body=b"", written=None):
     async def send(message):
         sent.append(message)
 
-    await Admin(pools, written or Written(), "r1")({"type": "http", "method": method, "path": path}, receive, send)
+    await Admin(pools, written or Written(), "r1")({"type": "http", "method": method, "path": path, "headers": headers}, receive, send)
     return sent[0]["status"], orjson.loads(sent[1]["body"])
 
 
@@ -61,6 +61,11 @@ async def test_a_change_is_written_once_to_the_stream(pools):
     assert kind == change.kind == "policy"
     assert (change.pool, change.author) == ("b", "r1")
     assert change.text == "the policy of r1 is round_robin, no longer cost"
+
+
+async def test_a_web_page_cannot_change_the_policy(pools):
+    status, _ = await call(pools, "POST", "/policy", b'{"policy": "random"}', headers=[(b"origin", b"https://example.org")])
+    assert (status, {p.policy.name for p in pools}) == (403, {"cost"})
 
 
 @pytest.mark.parametrize(
