@@ -24,7 +24,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -45,13 +44,14 @@ from collector.residency import Residency
 from collector.rollups import LIVE_LATENCY_COLUMNS, LIVE_WORKER_COLUMNS, LIVE_WORKER_SCHEMA
 from collector.settings import CollectorSettings
 from collector.status_page import StatusPage
-from collector.store.checkpoint import read_checkpoint, sweep_checkpoints, write_checkpoint
+from collector.store.checkpoint import read_checkpoint, sweep_checkpoints
 from collector.store.columns import from_rows, micros
 from collector.store.lock import FolderInUseError, FolderLock
 from collector.store.publish import SCHEMAS, SEGMENTED, Publisher
-from collector.store.retention import Keep, expired, mergeable
-from collector.store.segments import Segment, read_segments, sweep, write_segment
+from collector.store.retention import Keep, expired
+from collector.store.segments import Segment, sweep, write_segment
 from collector.store.state import Commit, Position, State, StateError
+from collector.store.upkeep import Upkeep
 from collector.worker_rows import worker_rows
 from schemas.settings import SettingsError
 from schemas.stream import BadStreamUrl, OffsetOutOfRange, Partition, Reader, Stream, StreamError, open_stream
@@ -68,6 +68,7 @@ IDLE_PUBLISHES = 5  # with nothing new, a file is published every so many interv
 GATHER_S = 0.03  # pause after a small poll, so that records are taken in slices worth a compiled call
 PACE_SLACK_S = 20.0
 RETRY_S = (0.2, 5.0)
+UPKEEP_S = 60.0  # for what is under way when the collector stops
 VERSION = metadata.version("warmwatch")
 NOT_YET = "not connected yet"
 
@@ -132,10 +133,7 @@ class Collector:
         self._next_commit_s = 0.0
         self._idle = 0
         self._changed = True
-        self._background = ThreadPoolExecutor(1, "collector-files")
-        self._merge: Future[tuple[list[Segment], Segment]] | None = None
-        self._saving: Future[str] | None = None
-        self._saving_offsets: dict[str, int] = {}
+        self._upkeep = Upkeep(self._segments_dir, self._checkpoints_dir)
         self._checkpoint: dict[str, Any] = {}
         self._saved_blocks, self._saved_at_s = 0, 0.0
         self._live_tables: dict[int, tuple[pa.Table, pa.Table]] = {}
@@ -444,7 +442,7 @@ class Collector:
             outputs["worker_10s"] = _published(pa.concat_tables([self._live_tables[b][0] for b in closing]))
             outputs["latency_10s"] = pa.concat_tables([self._live_tables[b][1] for b in closing])
         removed: list[Segment] = []
-        merged = self._merge_result()
+        merged = self._upkeep.take_merged(self.manifest)
         if merged is not None:
             removed += merged[0]
         gone = expired([s for s in self.manifest if s not in removed], self._keep(), now_s)
@@ -459,7 +457,7 @@ class Collector:
         # 2. the transaction
         live = sorted(fold.rollups.dirty | set(closing))
         meta: dict[str, object] = {"counters": dict(fold.counters)}
-        checkpoint = self._checkpoint_result()
+        checkpoint = self._upkeep.take_saved()
         if checkpoint is not None:
             meta["checkpoint"] = checkpoint
         if fold.loads_changed:
@@ -477,8 +475,8 @@ class Collector:
         self._at_step("transaction committed")
         self._committed(change, closing)
         if checkpoint is not None:
-            sweep_checkpoints(self._checkpoints_dir, str(checkpoint["file"]))
-        self._in_background(now_s)
+            self._upkeep.sweep(str(checkpoint["file"]))
+        self._begin_upkeep(now_s)
         self.health.commit_s = time.perf_counter() - began
 
     def _committed(self, change: Commit, closed: list[int]) -> None:
@@ -559,20 +557,16 @@ class Collector:
     def checks(self, now_s: float) -> list[Check]:
         return checks(self.fold, self.health, self._stream_time_s, resident_bytes(), now_s)
 
-    # files in the background
+    # checkpoints, merges, retention
 
-    def _in_background(self, now_s: float) -> None:
-        if self._merge is None:
-            run = mergeable(self.manifest)
-            if run is not None:
-                self._merge = self._background.submit(self._merge_segments, list(run))
-        if self._saving is None and self._wants_checkpoint(now_s):
+    def _begin_upkeep(self, now_s: float) -> None:
+        self._upkeep.merge(self.manifest)
+        if not self._upkeep.saving and self._wants_checkpoint(now_s):
             self._save(now_s)
 
     def _save(self, now_s: float) -> None:
-        self._saving_offsets = self._kv_offsets()
         self._saved_blocks, self._saved_at_s = self.fold.block_events, now_s
-        self._saving = self._background.submit(write_checkpoint, self._checkpoints_dir, self._state.number, self.fold.save())
+        self._upkeep.save(self._state.number, self.fold.save(), self._kv_offsets())
 
     def _wants_checkpoint(self, now_s: float) -> bool:
         new = self.fold.block_events - self._saved_blocks
@@ -587,33 +581,6 @@ class Collector:
     def _kv_offsets(self) -> dict[str, int]:
         topic = self.settings.topic_prefix + KV_EVENTS
         return {f"{t}/{p}": offset for (t, p), offset in self._positions.items() if t == topic}
-
-    def _checkpoint_result(self) -> dict[str, object] | None:
-        if self._saving is None or not self._saving.done():
-            return None
-        saving, self._saving = self._saving, None
-        if (error := saving.exception()) is not None:
-            log.warning("no checkpoint could be written (%s); a restart reads more of the stream again", error)
-            return None
-        return {"file": saving.result(), "offsets": self._saving_offsets}
-
-    def _merge_segments(self, run: list[Segment]) -> tuple[list[Segment], Segment]:
-        rows = read_segments(self._segments_dir, run)
-        first, last = run[0], run[-1]
-        return run, write_segment(self._segments_dir, first.table, first.lo, last.hi, rows, first.level + 1)
-
-    def _merge_result(self) -> tuple[list[Segment], Segment] | None:
-        if self._merge is None or not self._merge.done():
-            return None
-        merge, self._merge = self._merge, None
-        if (error := merge.exception()) is not None:
-            log.warning("segments could not be merged: %s", error)
-            return None
-        run, merged = merge.result()
-        if all(s in self.manifest for s in run):
-            return run, merged
-        (self._segments_dir / merged.name).unlink(missing_ok=True)  # retention was quicker with one of them
-        return None
 
     def _keep(self) -> dict[str, Keep]:
         s = self.settings
@@ -644,16 +611,13 @@ class Collector:
         """A last commit, with a checkpoint so that the next start is quick, and a last file with state `stopped`."""
         try:
             now_s = self._clock()
-            if self._saving is not None:
-                self._saving.exception(timeout=60)
-            if self._merge is not None:
-                self._merge.exception(timeout=60)
+            self._upkeep.wait(UPKEEP_S)
             if not self.fold.again and self._positions:
                 self._commit(now_s)
-                if self._saving is None and self.fold.block_events > self._saved_blocks:
+                if not self._upkeep.saving and self.fold.block_events > self._saved_blocks:
                     self._save(now_s)
-                if self._saving is not None:
-                    self._saving.exception(timeout=60)
+                if self._upkeep.saving:
+                    self._upkeep.wait(UPKEEP_S)
                     self._commit(now_s)
             self._publish("stopped")
         except (OSError, duckdb.Error, pa.ArrowException, TimeoutError) as e:
@@ -663,7 +627,7 @@ class Collector:
 
     def close(self) -> None:
         """Lets go of everything without a last commit, as a crash would."""
-        self._background.shutdown(wait=True, cancel_futures=True)
+        self._upkeep.close()
         if self._reader is not None:
             self._reader.close()
         for name in ("_publisher", "_state"):
