@@ -3,7 +3,8 @@
 GET  /policy                       {"pools": {"coder": "cost", ...}, "known": ["cost", ...]}
 POST /policy  {"policy": "...", "pool": "..."}   changes it from the next request on; without a pool, everywhere
 
-Loopback alone does not keep out the pages that somebody reads in a browser on this machine: what a page sends names its Origin and is refused.
+Loopback alone does not keep out the pages that somebody reads in a browser on this machine: what a page sends names its Origin, and is
+refused.
 """
 
 from __future__ import annotations
