@@ -62,6 +62,7 @@ class Fold:
         clock_tolerance_s: float = 0.0,
         outcome_wait_s: float = 900.0,
         decision_wait_s: float = 15.0,
+        open_bytes: int = 512 << 20,
     ) -> None:
         self.residency = residency
         self.join = Join()
@@ -79,6 +80,7 @@ class Fold:
         self._tolerance_s = clock_tolerance_s
         self._outcome_wait_s = outcome_wait_s
         self._decision_wait_s = decision_wait_s
+        self._open_bytes = open_bytes
         self._number: dict[WorkerId, int] = {}
         self._ranks: dict[tuple[str, str], list[int]] = {}
         self._partition: dict[int, Partition] = {}
@@ -320,7 +322,7 @@ class Fold:
             ranks = self._ranks.get(key, [])
             if r.rank is None and len(ranks) == 1:
                 r.rank, r.row = self.workers[ranks[0]].rank, None
-            if not r.counted and (r.rank is not None or not ranks or not self._tellable(r)):
+            if r.rank is not None or not ranks or not self._tellable(r):
                 self._count(r)
             if not self._tellable(r):
                 done.append(r)
@@ -336,8 +338,11 @@ class Fold:
             self._close(r)
         for r in self.join.overdue(requests_complete_s, self._outcome_wait_s, self._decision_wait_s):
             self.counters["outcome_missing" if r.outcome is None else "decision_missing"] += 1
-            if not r.counted:
-                self._count(r)
+            self._count(r)
+            self._close(r)
+        for r in self.join.beyond(self._open_bytes):
+            self.counters["closed_early"] += 1
+            self._count(r)
             self._close(r)
 
     @staticmethod
@@ -356,8 +361,7 @@ class Fold:
             if ranks:
                 self._tell_worker(ranks, by_worker[key], requests)
             for r in requests:
-                if not r.counted:
-                    self._count(r)
+                self._count(r)
                 self.rollups.count_told(r)
 
     def _tell_worker(self, ranks: list[int], running: list[Running], requests: list[Request]) -> None:
@@ -383,8 +387,9 @@ class Fold:
             r.told, r.row = True, None
 
     def _count(self, r: Request) -> None:
-        self.rollups.count_request(r)
-        r.counted = True
+        if not r.counted:
+            self.rollups.count_request(r)
+            r.counted = True
 
     def _close(self, r: Request) -> None:
         self._rows.setdefault("requests", []).append(request_row(r, closed=True))

@@ -106,10 +106,12 @@ def _join(fold: Fold) -> list[Check]:
         ("duplicate/decision", "Decisions that came twice; the first counts."),
         ("superseded/decision", "Decisions of requests that were sent again to another worker; the last one counts."),
         ("duplicate/outcome", "Outcomes that came twice; the first counts."),
+        ("closed_early", "Requests closed before their time since more were open than open_bytes holds: do outcomes come at all?"),
         ("open_records_lost", "Open records that could not be read again after a restart; their requests have no row."),
     ):
         value = c[name]
-        status = "ok" if not value else "warn" if value / outcomes > MISSING_WARN_SHARE or name == "open_records_lost" else "ok"
+        grave = name in ("closed_early", "open_records_lost")
+        status = "warn" if value and (grave or value / outcomes > MISSING_WARN_SHARE) else "ok"
         rows.append(Check("join", "", name.replace("/", "_"), value, "records", status, sentence))
     told, untold = c["told"], c["untold"]
     rows.append(

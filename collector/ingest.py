@@ -182,6 +182,7 @@ class Collector:
             clock_tolerance_s=s.clock_tolerance_s,
             outcome_wait_s=s.outcome_wait_s,
             decision_wait_s=s.decision_wait_s,
+            open_bytes=s.open_bytes,
         )
 
     def _restore(self) -> None:

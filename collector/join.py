@@ -27,6 +27,7 @@ from schemas.requests import Decision, Outcome, unpack_hashes
 from schemas.stream import Partition
 
 REMEMBERED = 200_000
+OPEN_BYTES, CANDIDATE_BYTES = 6_000, 1_200  # about what Python holds of an open request, and of each candidate of its decision
 
 Place = tuple[Partition, int]
 """(topic partition, offset) of a record."""
@@ -60,6 +61,7 @@ class Request:
     """In the rollups, apart from what events tell."""
     told: bool = False
     event_hit_tokens: int | None = None
+    held_bytes: int = 0
     row: tuple[object, ...] | None = None
     """The published row, as long as nothing changes."""
 
@@ -96,6 +98,8 @@ class Join:
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self.open: dict[str, Request] = {}
+        self.held_bytes = 0
+        """Memory of them, about."""
         self._closed: OrderedDict[str, tuple[bool, bool]] = OrderedDict()
         self._remembered = remembered
 
@@ -117,6 +121,7 @@ class Join:
         answered_by = None if request.outcome is None else request.outcome.rank
         request.rank = value.rank if answered_by is None else answered_by
         self._start(request)
+        self._weigh(request)
         return taken
 
     def outcome(self, value: Outcome, at: Place, written_s: float) -> Taken:
@@ -132,6 +137,7 @@ class Join:
         request.written_s = max(request.written_s, written_s, value.time_s)
         request.rank = value.rank if value.rank is not None else request.rank
         self._start(request)
+        self._weigh(request)
         return Taken.NEW
 
     def joined(self) -> Iterator[Request]:
@@ -146,8 +152,21 @@ class Join:
             or (r.decision is None and r.outcome is not None and r.written_s + decision_wait_s < complete_s)
         ]
 
+    def beyond(self, budget_bytes: int) -> list[Request]:
+        """When they hold more: the oldest open requests, as many as have to go for the rest to fit in nine tenths of it."""
+        if self.held_bytes <= budget_bytes:
+            return []
+        too_much, out = self.held_bytes - budget_bytes * 9 // 10, []
+        for r in sorted(self.open.values(), key=lambda r: r.written_s):
+            if too_much <= 0:
+                break
+            out.append(r)
+            too_much -= r.held_bytes
+        return out
+
     def close(self, request: Request) -> None:
         del self.open[request.request_id]
+        self.held_bytes -= request.held_bytes
         self.remember(request.request_id, request.decision is None, request.outcome is None)
 
     def remember(self, request_id: str, decision_missing: bool, outcome_missing: bool) -> None:
@@ -165,6 +184,12 @@ class Join:
         for offsets in out.values():
             offsets.sort()
         return out
+
+    def _weigh(self, r: Request) -> None:
+        candidates = 0 if r.decision is None else len(r.decision.candidates)
+        now = OPEN_BYTES + CANDIDATE_BYTES * candidates + (0 if r.running is None else r.running.chain.nbytes)
+        self.held_bytes += now - r.held_bytes
+        r.held_bytes = now
 
     @staticmethod
     def _start(r: Request) -> None:

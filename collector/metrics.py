@@ -65,6 +65,7 @@ class Metrics:
             "untold",
             "outcome_missing",
             "decision_missing",
+            "closed_early",
             "late/decision",
             "late/outcome",
             "duplicate/decision",

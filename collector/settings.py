@@ -25,6 +25,9 @@ class CollectorSettings(Settings):
     clock_tolerance_s: float = Field(0.0, ge=0, le=10, description="how far the clocks of routers and engines may differ")
     outcome_wait_s: float = Field(900.0, gt=0, description="seconds after which a decision without outcome is closed as outcome_missing")
     decision_wait_s: float = Field(15.0, gt=0, description="seconds after which an outcome without decision is closed as decision_missing")
+    open_bytes: int = Field(
+        512 << 20, ge=1 << 20, description="memory for requests in flight or not told yet, beyond which the oldest are closed as they are"
+    )
     recent_events: int = Field(1 << 20, description="ring of recent KV events for attribution; a power of two, 56 bytes each")
     recent_hashes: int = Field(1 << 24, description="ring of their block hashes; a power of two, 8 bytes each")
     checkpoint_blocks: int = Field(4_000_000, ge=1, description="block events after which the cache state is saved anew")

@@ -211,6 +211,33 @@ def test_a_last_decision_that_never_comes_holds_a_row_back_only_as_long_as_any_m
     assert ask(data_dir, "SELECT worker, decision_missing, retries FROM requests") == [("w1", False, 2)]
 
 
+def test_open_requests_are_bounded_in_memory_and_those_closed_for_it_are_said(stream: Stream, data_dir: Path) -> None:
+    writer = stream.writer()
+    now = time.time()
+    for i in range(40):
+        chain = pack_hashes_of(range(1, 10_001))
+        put(writer, "", decision(f"q{i:02}", now + i / 1000, chain=chain, block_size=16, token_source="exact"))
+    writer.flush(10)
+    one = started(data_dir, stream, open_bytes=1 << 20)
+    drain(one, stream, told=False)
+    one.turn()
+    one._commit_and_publish()
+    assert one.fold.join.held_bytes <= 1 << 20
+    assert 5 < len(one.fold.join.open) < 14
+    one.close()
+    put(writer, "", outcome("q39", now + 1))
+    writer.close(10)
+    one = started(data_dir, stream, open_bytes=1 << 20)
+    drain(one, stream)
+    one.stop()
+    assert ask(data_dir, "SELECT count(*), count(DISTINCT request_id) FROM requests") == [(40, 40)]
+    missing = dict(ask(data_dir, "SELECT request_id, outcome_missing FROM requests"))
+    assert (missing["q00"], missing["q39"]) == (True, False)
+    ((early, status),) = ask(data_dir, "SELECT value, status FROM data_health WHERE name = 'closed_early'")
+    assert 25 < early < 36
+    assert status == "warn"
+
+
 def test_poison_costs_itself_only_and_says_why(stream: Stream, data_dir: Path) -> None:
     writer = stream.writer()
     good = encode(batch(W0, 1, 0, 1_790_000_000.0, event(Kind.EPOCH_STARTED, flags=COMPLETE), event(Kind.STORED, [1, 2])))

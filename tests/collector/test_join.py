@@ -68,6 +68,22 @@ def test_the_rank_is_the_one_that_answered_else_the_last_one_chosen() -> None:
     assert rank() == 5
 
 
+def test_what_open_requests_hold_is_known_and_the_oldest_have_to_go_first() -> None:
+    join = Join()
+    long = pack_hashes_of(range(1, 10_001))
+    for i in (3, 0, 4, 2, 1):
+        join.decision(decision(f"q{i}", 10.0 + i, chain=long, **CHAIN), (DECIDED, i), 10.0)
+    one = join.held_bytes // 5
+    assert 80_000 < one < 100_000
+    assert [r.request_id for r in join.beyond(3 * one)] == ["q0", "q1", "q2"]
+    assert join.beyond(join.held_bytes) == []
+    join.decision(decision("q0", 11.0, "w1", attempts=(FAILED,)), (DECIDED, 9), 11.0)
+    assert join.held_bytes == 5 * one - 80_000
+    for r in list(join.open.values()):
+        join.close(r)
+    assert join.held_bytes == 0
+
+
 def test_after_closing_the_same_half_is_a_duplicate_and_the_missing_one_is_late() -> None:
     join = Join(remembered=2)
     join.decision(decision("q", 10.0), (DECIDED, 1), 10.0)
