@@ -134,6 +134,11 @@ def load(cls: type[S], argv: Sequence[str]) -> S:
     return cls.model_construct(**dict(found))  # type: ignore[return-value]  # the plugin widens a generic's model_construct
 
 
+def environment_without_settings() -> dict[str, str]:
+    """This process's environment without any setting, for child processes that are told all they need by flags."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+
+
 def explain(error: ValidationError) -> str:
     """One line for each thing that is wrong, naming the key and what would be right. Never the value: it may be a secret."""
     lines = []

@@ -7,8 +7,9 @@
                traffic (in this process)
 
 Every part but the traffic is a process of its own, started as a person would start it, and stopped in an order that loses nothing: traffic,
-router, bridge, workers, collector, dashboard, broker. If this process is killed the others end with it (Linux). The policy changes to round
-robin for a while and back, so that both can be compared on the same traffic.
+router, bridge, workers, collector, dashboard, broker. If this process is killed the others end with it (Linux). A part that ends by itself
+is told at once and makes the exit status 1. The policy changes to round robin for a while and back, so that both can be compared on the
+same traffic.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import fcntl
+import os
 import secrets
 import shutil
 import signal
@@ -42,8 +45,11 @@ POOL = "demo"
 START_LIMIT_S = 60.0
 ACCOUNT_LIMIT_S = 30.0
 STATUS_EVERY_S = 10.0
+LOOK_EVERY_S = 0.5
 
 T = TypeVar("T")
+Children = dict[str, Callable[[], int | None]]
+"""Name of a part -> its exit status, None while it runs."""
 
 
 class DemoSettings(Settings):
@@ -66,7 +72,7 @@ class DemoSettings(Settings):
 
 
 def run(settings: DemoSettings) -> int:
-    """Returns 0 when every request of the traffic is accounted for in `requests`, else 1."""
+    """Returns 0 when every request of the traffic is accounted for in `requests` and every part ended in good order, else 1."""
     return asyncio.run(_demo(settings))
 
 
@@ -75,12 +81,15 @@ async def _demo(settings: DemoSettings) -> int:
     for sig in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(sig, stopping.set)
     folder = settings.data_dir.resolve()
+    children: Children = {}
     with contextlib.ExitStack() as parts:
-        router_url, admin_url = await asyncio.to_thread(_start, settings, folder, parts)
+        parts.enter_context(_emptied(folder))
+        router_url, admin_url = await asyncio.to_thread(_start, settings, folder, parts, children)
         traffic = Traffic(TrafficSettings(url=router_url, model=POOL, sessions=settings.sessions, seed=settings.seed))
-        await _run_traffic(settings, traffic, admin_url, stopping)
+        await _run_traffic(settings, traffic, admin_url, stopping, children)
         _say("waiting until every request is in the published database ...")
         missing, doubled = await asyncio.to_thread(unaccounted, folder / FILE_NAME, traffic.report.records)
+        died = {name for name, status in children.items() if status() is not None}
         _say("stopping ...")
     print(summary(folder / FILE_NAME))
     report = traffic.report
@@ -89,13 +98,18 @@ async def _demo(settings: DemoSettings) -> int:
         print(f"NOT accounted for in `requests`: {len(missing)} missing {sorted(missing)[:5]}, {doubled} doubled.")
         return 1
     print("Every one is accounted for in `requests`.")
+    in_order = (0, -signal.SIGTERM)  # uvicorn ends by the signal once it has closed everything
+    unwell = {name: status() for name, status in children.items() if name in died or status() not in in_order}
+    if unwell:
+        told = ", ".join(f"{name} ({'ended by itself, ' if name in died else ''}status {status})" for name, status in unwell.items())
+        print(f"NOT in good order: {told}; see {folder / 'logs'}")
+        return 1
     return 0
 
 
-def _start(settings: DemoSettings, folder: Path, parts: contextlib.ExitStack) -> tuple[str, str]:
-    """Starts everything but the traffic. Returns the router's address and its admin address."""
+def _start(settings: DemoSettings, folder: Path, parts: contextlib.ExitStack, children: Children) -> tuple[str, str]:
+    """Starts everything but the traffic and notes each part in `children`. Returns the router's address and its admin address."""
     began = time.monotonic()
-    _clear(folder)
     logs = folder / "logs"
     key_file = folder / "hash.key"
     key_file.touch(mode=0o600)
@@ -116,6 +130,8 @@ def _start(settings: DemoSettings, folder: Path, parts: contextlib.ExitStack) ->
     bridge = parts.enter_context(Subprocess("bridge", [*common, "--fleet", str(fleet), "--metrics-port", "0"], logs))
     route = [*common, "--fleet", str(fleet), "--port", str(settings.router_port), "--policy", settings.policy, "--admin-port", "0"]
     router = parts.enter_context(Subprocess("route", [*route, *prefill_flags(StepCost())], logs))
+    children |= {part.name: part.status for part in (dashboard, collector, bridge, router) if part is not None}
+    children |= {f"mock worker w{i}": worker.process.poll for i, worker in enumerate(workers)}
 
     _step("collector", lambda: collector.ready(START_LIMIT_S))
     _step("bridge", lambda: bridge.ready(START_LIMIT_S))
@@ -131,13 +147,28 @@ def _start(settings: DemoSettings, folder: Path, parts: contextlib.ExitStack) ->
     return at["router"], at["admin"]
 
 
-def _clear(folder: Path) -> None:
-    """Removes what an earlier demo left; never a folder that no demo made."""
-    if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).exists():
+@contextlib.contextmanager
+def _emptied(folder: Path) -> Iterator[None]:
+    """The folder, empty but for our mark, which is locked while the demo runs. What an earlier demo left is removed; never what a running
+    one needs, nor a folder that no demo made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        foreign = any(folder.iterdir()) and not (folder / MARKER).exists()
+    except OSError as e:
+        raise SettingsError(f"setting `data_dir`: {folder} cannot be used: {e.strerror}") from e
+    if foreign:
         raise SettingsError(f"setting `data_dir`: {folder} is not empty and was not made by a demo; name another folder")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    (folder / MARKER).touch()
+    with (folder / MARKER).open("a") as mark:
+        try:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError(f"setting `data_dir`: another demo runs in {folder}; stop it, or name another folder") from None
+        for old in folder.iterdir():
+            if old.is_dir() and not old.is_symlink():
+                shutil.rmtree(old)
+            elif old.name != MARKER:
+                old.unlink()
+        yield
 
 
 @contextlib.contextmanager
@@ -145,13 +176,15 @@ def _kafka(data: Path) -> Iterator[str]:
     """A broker of our own; yields its stream address."""
     if not KAFKA_SCRIPT.exists():
         raise SettingsError(f"setting `kafka`: {KAFKA_SCRIPT} is missing; the broker comes with a checkout, not with the installed package")
-    started = subprocess.run([KAFKA_SCRIPT, "start", "--data", data], capture_output=True, text=True, check=False)
+    start = [str(KAFKA_SCRIPT), "start", "--data", str(data), "--owner", str(os.getpid())]
+    # A session of its own: Ctrl-C is ours to pass on, in order.
+    started = subprocess.run(start, capture_output=True, text=True, check=False, start_new_session=True)
     try:
         if started.returncode:
             raise SettingsError(f"setting `kafka`: {started.stderr.strip()}")
         yield f"kafka://{started.stdout.split()[-1]}"
     finally:
-        subprocess.run([KAFKA_SCRIPT, "stop", "--data", data], capture_output=True, check=False)
+        subprocess.run([KAFKA_SCRIPT, "stop", "--data", data], capture_output=True, check=False, start_new_session=True)
 
 
 def _workers(settings: DemoSettings, parts: contextlib.ExitStack) -> list[MockWorkerProcess]:
@@ -176,12 +209,12 @@ def prefill_flags(cost: StepCost) -> list[str]:
     return ["--prefill-a", repr(cost.prefill_token_s / cost.speed), "--prefill-b", repr(cost.prefill_attention_s / cost.speed)]
 
 
-async def _run_traffic(settings: DemoSettings, traffic: Traffic, admin_url: str, stopping: asyncio.Event) -> None:
+async def _run_traffic(settings: DemoSettings, traffic: Traffic, admin_url: str, stopping: asyncio.Event, children: Children) -> None:
     """Traffic until its time is up or `stopping`; says how it goes, and changes the policy for the middle third and back."""
     seconds = settings.seconds or None
     running = asyncio.create_task(traffic.run())
     began = time.monotonic()
-    watching = asyncio.create_task(_watch(traffic, began))
+    watching = asyncio.create_task(_watch(traffic, began, children))
     comparing = asyncio.create_task(_compare(settings, admin_url))
     _say("traffic runs; " + (f"it ends after {seconds:.0f} s" if seconds else "Ctrl-C ends it"))
     try:
@@ -213,13 +246,23 @@ async def _compare(settings: DemoSettings, admin_url: str) -> None:
                 return
 
 
-async def _watch(traffic: Traffic, began: float) -> None:
+async def _watch(traffic: Traffic, began: float, children: Children) -> None:
+    """Says every `STATUS_EVERY_S` how it goes, and at once when a part has ended by itself."""
+    told: set[str] = set()
+    next_s = began + STATUS_EVERY_S
     while True:
-        await asyncio.sleep(STATUS_EVERY_S)
+        await asyncio.sleep(LOOK_EVERY_S)
+        for name, status in children.items():
+            if name not in told and (ended := status()) is not None:
+                told.add(name)
+                _say(f"{name} ENDED by itself with status {ended}; see its log")
+        if time.monotonic() < next_s:
+            continue
+        next_s += STATUS_EVERY_S
         report = traffic.report
         hit_rate = report.hit_rate()
-        told = "not reported yet" if hit_rate is None else f"{hit_rate:.0%}"
-        _say(f"{time.monotonic() - began:4.0f} s: {report.sent} requests, {report.failed} failed, hit rate so far {told}")
+        cached = "not reported yet" if hit_rate is None else f"{hit_rate:.0%}"
+        _say(f"{time.monotonic() - began:4.0f} s: {report.sent} requests, {report.failed} failed, hit rate so far {cached}")
 
 
 def unaccounted(database: Path, records: list[RequestRecord], limit_s: float = ACCOUNT_LIMIT_S) -> tuple[set[str], int]:

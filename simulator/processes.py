@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-from schemas.settings import SettingsError
+from schemas.settings import SettingsError, environment_without_settings
 
 READY = "READY "
 
@@ -39,6 +39,7 @@ class Subprocess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            env=environment_without_settings(),  # a setting meant for a real deployment must not reach into this one
             start_new_session=True,  # Ctrl-C is ours to pass on, in order
         )
         self._listener = threading.Thread(target=self._listen, name=f"{name}-output", daemon=True)
@@ -65,12 +66,13 @@ class Subprocess:
             raise SettingsError(f"{self.name} did not start: {why}; the end of {self.log}:\n{tail}")
         return self._addresses
 
-    def running(self) -> bool:
-        return self._process.poll() is None
+    def status(self) -> int | None:
+        """Exit status; None while it runs."""
+        return self._process.poll()
 
     def stop(self) -> int:
         """Exit status after SIGTERM, or after SIGKILL when it outlived the limit."""
-        if self.running():
+        if self.status() is None:
             self._process.terminate()
             try:
                 self._process.wait(self._stop_limit_s)

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # A real Apache Kafka broker (KRaft, one node, loopback only) for development and tests, from Maven Central's jars.
 #
-#   kafka.sh start  [--data DIR] [--port N]   start it, wait until it answers, print the bootstrap address
-#   kafka.sh stop   [--data DIR]              end that broker, and only that
-#   kafka.sh status [--data DIR]              print the bootstrap address; exit 3 when it is not running
+#   kafka.sh start  [--data DIR] [--port N] [--owner PID]   start it, wait until it answers, print the bootstrap address
+#   kafka.sh stop   [--data DIR]                            end that broker, and only that
+#   kafka.sh status [--data DIR]                            print the bootstrap address; exit 3 when it is not running
 #
 # DIR (default: data/kafka in the working directory) holds the records, the logs and broker.env (pid, port, bootstrap).
+# With --owner the broker ends within a second or two after that process has, however it ended.
 # Without --port the ports of the last start are used again, or free ones are taken. Needs Java 17 or newer, and Maven the first time.
 set -euo pipefail
 
@@ -19,14 +20,17 @@ COMMAND=${1:-}
 [ $# -gt 0 ] && shift
 DATA=data/kafka
 PORT_GIVEN=
+OWNER=
 while [ $# -gt 0 ]; do
   case $1 in
     --data) DATA=${2:?--data needs a folder}; shift 2 ;;
     --port) PORT_GIVEN=${2:?--port needs a number}; shift 2 ;;
-    *) die "unknown argument '$1' (known: --data DIR, --port N)" ;;
+    --owner) OWNER=${2:?--owner needs a process id}; shift 2 ;;
+    *) die "unknown argument '$1' (known: --data DIR, --port N, --owner PID)" ;;
   esac
 done
 case ${PORT_GIVEN:-1} in *[!0-9]*) die "--port '$PORT_GIVEN' must be a number" ;; esac
+case ${OWNER:-1} in *[!0-9]*) die "--owner '$OWNER' must be a process id" ;; esac
 mkdir -p "$DATA"
 DATA=$(cd "$DATA" && pwd)
 STATE=$DATA/broker.env
@@ -106,6 +110,11 @@ start() {
   nohup setsid java -Xms128m -Xmx512m "${java_options[@]}" kafka.Kafka "$DATA/server.properties" </dev/null >"$DATA/kafka.out" 2>&1 &
   PID=$!
   write_state
+  if [ -n "$OWNER" ]; then
+    # shellcheck disable=SC2016
+    nohup setsid bash -c 'while kill -0 "$1" && kill -0 "$2"; do sleep 1; done; kill "$2"' broker-watch "$OWNER" "$PID" \
+      </dev/null >/dev/null 2>&1 &
+  fi
   local deadline=$((SECONDS + START_LIMIT_S))
   until grep -q 'Kafka Server started' "$DATA/kafka.log" 2>/dev/null && listens "$PORT"; do
     kill -0 "$PID" 2>/dev/null || die "the broker ended while starting: $(tail -5 "$DATA/kafka.out" "$DATA/kafka.log" 2>/dev/null)"
@@ -129,5 +138,5 @@ case $COMMAND in
   start) start ;;
   stop) stop ;;
   status) if running; then echo "$BOOTSTRAP"; else echo "not running"; exit 3; fi ;;
-  *) die "use: kafka.sh start|stop|status [--data DIR] [--port N]" ;;
+  *) die "use: kafka.sh start|stop|status [--data DIR] [--port N] [--owner PID]" ;;
 esac

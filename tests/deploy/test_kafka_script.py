@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ def test_a_missing_java_is_named_with_the_package_to_install(tmp_path: Path) -> 
         (("begin",), "use: kafka.sh start|stop|status"),
         (("start", "--prot", "1"), "unknown argument '--prot'"),
         (("start", "--port", "x"), "--port 'x' must be a number"),
+        (("start", "--owner", "me"), "--owner 'me' must be a process id"),
     ],
 )
 def test_wrong_arguments_are_named(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
@@ -61,6 +63,22 @@ def test_stop_leaves_a_process_alone_that_got_the_number_later(tmp_path: Path) -
             assert other.poll() is None
         finally:
             other.kill()
+
+
+@pytest.mark.kafka
+def test_a_broker_ends_with_its_owner_however_that_ended(own_kafka: Broker) -> None:
+    own_kafka.stop()
+    with subprocess.Popen(["sleep", "600"]) as owner:
+        try:
+            data = str(own_kafka.data)
+            assert _run("start", "--data", data, "--owner", str(owner.pid)).returncode == 0
+            assert own_kafka.running()
+        finally:
+            owner.kill()
+    deadline = time.monotonic() + 20
+    while own_kafka.running():
+        assert time.monotonic() < deadline, "it outlived its owner"
+        time.sleep(0.2)
 
 
 @pytest.mark.kafka

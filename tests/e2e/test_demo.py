@@ -114,6 +114,34 @@ def test_a_killed_demo_leaves_no_process_behind(tmp_path):
         time.sleep(0.1)
 
 
+def test_a_part_that_ends_by_itself_is_told_and_fails_the_demo(tmp_path):
+    with demo(tmp_path / "demo", "--seconds", "12") as process:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "traffic runs" in line:
+                second = demo(tmp_path / "demo")
+                out, _ = second.communicate(timeout=60)
+                assert second.returncode == 2
+                assert "another demo runs in" in out
+                (bridge,) = [c for c in psutil.Process(process.pid).children() if "bridge" in c.cmdline()]
+                bridge.kill()
+        process.wait(60)
+    out = "".join(lines)
+    assert process.returncode == 1, out
+    assert "demo: bridge ENDED by itself with status -9" in out
+    assert "NOT in good order: bridge (ended by itself, status -9)" in out
+
+
+def test_no_setting_of_the_environment_reaches_the_parts(tmp_path):
+    settings = tmp_path / "production.toml"
+    settings.write_text("[collect]\nno_such_setting = 1\n[route]\nno_such_setting = 1\n")
+    environment = {**os.environ, "WARMWATCH_CONFIG": str(settings), "WARMWATCH_TOPIC_PREFIX": "prod."}
+    with demo(tmp_path / "demo", "--seconds", "3", env=environment) as process:
+        out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+
+
 def test_a_folder_that_no_demo_made_is_left_alone(tmp_path):
     (tmp_path / "precious.txt").write_text("mine")
     status, out = run_demo(tmp_path)
