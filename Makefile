@@ -28,7 +28,7 @@ $(INSTALLED): constraints.txt pyproject.toml
 # make demo KAFKA=1               the same over a real Kafka
 # make demo SECONDS=60 HEADLESS=1 that long without dashboard; prints a summary, fails unless every request is accounted for
 demo: $(INSTALLED) ## a fleet of mock workers with everything else, and the dashboard
-	@$(BIN)/warmwatch demo $(if $(KAFKA),--kafka) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(HEADLESS),--headless)
+	@$(BIN)/warmwatch demo $(if $(filter-out 0,$(KAFKA)),--kafka) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(filter-out 0,$(HEADLESS)),--headless)
 
 test: lint check-types unit ## all checks and tests
 
