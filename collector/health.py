@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from collector.fold import Fold
 from collector.store.columns import micros
 from schemas.stream import Partition
 from schemas.workers import Trust
 
-if TYPE_CHECKING:
-    from collector.ingest import Health
-
 LAG_WARN_RECORDS = 10_000
 LOAD_STALE_S = 15.0
 MISSING_WARN_SHARE = 0.01
+NOT_YET = "not connected yet"
+
+
+@dataclass(slots=True)
+class Health:
+    """What the loop knows about itself; it writes, the checks and the metrics read."""
+
+    state: str = "running"
+    reason: str = ""
+    stream_trouble: str = NOT_YET
+    lag: dict[Partition, int] = field(default_factory=dict)
+    publish_s: float = 0.0
+    commit_s: float = 0.0
+    published_at_s: float = 0.0
+    publish_trouble: str = ""
+    rebuilding: bool = False
 
 
 @dataclass(frozen=True, slots=True)

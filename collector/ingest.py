@@ -24,7 +24,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from collector.fold import Again, Fold
-from collector.health import Check, checks
+from collector.health import NOT_YET, Check, Health, checks
 from collector.join import REMEMBERED
 from collector.metrics import Metrics
 from collector.pacing import too_far_ahead
@@ -70,7 +70,6 @@ PACE_SLACK_S = 20.0
 RETRY_S = (0.2, 5.0)
 UPKEEP_S = 60.0  # for what is under way when the collector stops
 VERSION = metadata.version("warmwatch")
-NOT_YET = "not connected yet"
 
 
 @dataclass(slots=True)
@@ -79,21 +78,6 @@ class Probe:
 
     at_s: float
     end: int
-
-
-@dataclass(slots=True)
-class Health:
-    """What the loop knows about itself; see health.py for the sentences."""
-
-    state: str = "running"
-    reason: str = ""
-    stream_trouble: str = NOT_YET
-    lag: dict[Partition, int] = field(default_factory=dict)
-    publish_s: float = 0.0
-    commit_s: float = 0.0
-    published_at_s: float = 0.0
-    publish_trouble: str = ""
-    rebuilding: bool = False
 
 
 def _nothing(step: str) -> None:

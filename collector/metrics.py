@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter as Counts
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from collector.fold import Fold
-from collector.health import Check
+from collector.health import Check, Health
 from collector.store.state import Commit
 from schemas.topics import CHANGES, DECISIONS, KV_EVENTS, OUTCOMES, WORKER_LOAD
-
-if TYPE_CHECKING:
-    from collector.ingest import Health
 
 MAX_WORKERS = 1000  # label values of residency; beyond it the rest is left out and counted
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
