@@ -151,8 +151,8 @@ async def test_a_worker_that_does_not_answer_is_down_and_nothing_is_invented() -
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        async with bridge_on(MemoryHub(), fleet({"url": url})) as (_, stream):
-            await until(lambda: bool(loads(stream)))
+        async with bridge_on(MemoryHub(), fleet({"url": url})) as (bridge, stream):
+            await until(lambda: bridge.readiness()[0] and bool(loads(stream)))
             load = loads(stream)[0]
     assert not load.up
     assert load.engine == "vllm"
