@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from schemas.settings import Settings
 from simulator.timing import StepCost
@@ -66,7 +66,7 @@ class TrafficSettings(Settings):
 
     url: str = Field("http://127.0.0.1:8000", description="base address of a router or an engine, without /v1")
     model: str = Field("tiny", description="model to ask for")
-    api_key: str = Field("", description="sent as a bearer token when not empty")
+    api_key: SecretStr = Field(SecretStr(""), description="sent as a bearer token when not empty")
     sessions: int = Field(24, ge=1, description="sessions at the same time; one that ends is followed by a new one")
     templates: int = Field(6, ge=1, description="different agents: each has its own system prompt and tools")
     tenants: int = Field(3, ge=1, description="tenants; a template belongs to one")

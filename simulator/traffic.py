@@ -96,7 +96,8 @@ class Traffic:
 
     async def run(self) -> TrafficReport:
         s = self.settings
-        headers = {"Authorization": f"Bearer {s.api_key}"} if s.api_key else {}
+        api_key = s.api_key.get_secret_value()
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = aiohttp.ClientTimeout(total=s.timeout_s)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as client:
@@ -178,8 +179,10 @@ class Traffic:
             raise
         except TimeoutError:
             error = f"no answer within {self.settings.timeout_s:.0f} s"
-        except (aiohttp.ClientError, orjson.JSONDecodeError, OSError) as e:
+        except (aiohttp.ClientError, OSError) as e:
             error = f"{type(e).__name__}: {e}"
+        except (ValueError, LookupError, TypeError, AttributeError) as e:  # what reading JSON of another form raises; one answer's fault
+            error = f"the answer is no chat completion ({type(e).__name__}: {e})"
         record = RequestRecord(
             request_id=request_id,
             session_id=headers["X-Session-ID"],
@@ -224,7 +227,7 @@ class _Answer:
     def read_whole(self, body: bytes) -> None:
         q = orjson.loads(body)
         self.text = q["choices"][0]["message"].get("content") or ""
-        self.usage = q.get("usage") or {}
+        self.usage = dict(q.get("usage") or {})
         self.complete = True
 
     async def read_stream(self, response: aiohttp.ClientResponse, started: float) -> None:
@@ -237,7 +240,7 @@ class _Answer:
                 self.complete = True
                 break
             chunk = orjson.loads(data)
-            self.usage = chunk.get("usage") or self.usage
+            self.usage = dict(chunk.get("usage") or self.usage)
             for choice in chunk.get("choices") or ():
                 word = choice["delta"].get("content")
                 if word:

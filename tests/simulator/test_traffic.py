@@ -9,6 +9,7 @@ from array import array
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from router.tokens import LocalTokenizer
 from schemas.settings import SettingsError, load
@@ -153,3 +154,28 @@ def test_wrong_settings_name_the_key() -> None:
         load(MockEngineSettings, ["--num-gpu-blocks", "1"])
     with pytest.raises(SettingsError, match=r"there is no .*tokenizer\.json"):
         LocalTokenizer.from_dir(load(MockEngineSettings, ["--tokenizer", "nowhere"]).tokenizer)
+
+
+@pytest.mark.parametrize("body", ["", "{}", "[]", '{"choices": []}', '{"choices": [{"text": "x"}]}', '{"choices": null, "usage": 3}'])
+@pytest.mark.parametrize("stream_share", [0.0, 1.0])
+async def test_an_answer_of_another_form_costs_its_request_and_not_the_run(body: str, stream_share: float) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=body if stream_share == 0 else f"data: {body}\n\n")
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/chat/completions", answer)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        report = await Traffic(settings(url=url, max_requests=6, stream_share=stream_share, subagent_share=0)).run()
+    finally:
+        await runner.cleanup()
+    assert (report.sent, report.ok, report.failed, len(report.records)) == (6, 0, 6, 6)
+
+
+def test_the_api_key_is_not_shown() -> None:
+    loaded = load(TrafficSettings, ["--api-key", "sk-hunter2"])
+    assert loaded.api_key.get_secret_value() == "sk-hunter2"
+    assert "hunter2" not in f"{loaded!r} {loaded.model_dump_json()}"
