@@ -284,9 +284,11 @@ class _Connection:
                 self._db.execute(statement)
 
     def _refuse_foreign(self) -> None:
+        # In this order, since another process may create the log meanwhile: what has tables has its version, too.
+        tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         version = self._pragma("user_version")
         ours = version == SCHEMA_VERSION and self._pragma("application_id") == APPLICATION_ID
-        if not ours and (version or self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]):
+        if not ours and (version or tables):
             raise StreamUnavailable(
                 f"{self.path} holds something else than a log of version {SCHEMA_VERSION}: give the stream another path, "
                 "or move the file aside to start an empty log"

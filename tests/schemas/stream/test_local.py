@@ -174,28 +174,32 @@ def test_a_log_removed_while_in_use_is_made_anew_and_readers_are_told(tmp_path: 
         assert reader.poll(5, 10)[0].records[0].value == b"new"
 
 
-def _create(url: str, topic: str, together: Barrier) -> None:
-    together.wait(30)
-    with open_stream(url) as stream:
-        stream.ensure_topics([TopicSpec(topic), TopicSpec("shared", partitions=2)])
+LOGS = 12
+
+
+def _create(folder: Path, topic: str, together: Barrier) -> None:
+    for i in range(LOGS):
+        together.wait(30)
+        with open_stream(f"local://{folder}/{i}.sqlite") as stream:
+            stream.ensure_topics([TopicSpec(topic), TopicSpec("shared", partitions=2)])
 
 
 def test_processes_may_create_the_log_at_once(tmp_path: Path) -> None:
-    url = f"local://{tmp_path}/log.sqlite"
     context = multiprocessing.get_context("spawn")
-    together = context.Barrier(8)
-    processes = [context.Process(target=_create, args=(url, f"p{i}", together)) for i in range(4)]
+    together = context.Barrier(6)
+    processes = [context.Process(target=_create, args=(tmp_path, f"p{i}", together)) for i in range(4)]
     for process in processes:
         process.start()
-    threads = [threading.Thread(target=_create, args=(url, f"t{i}", together)) for i in range(4)]
+    threads = [threading.Thread(target=_create, args=(tmp_path, f"t{i}", together)) for i in range(2)]
     for thread in threads:
         thread.start()
     for worker in (*processes, *threads):
         worker.join(60)
     assert [process.exitcode for process in processes] == [0] * 4
-    with open_stream(url) as stream:
-        assert [stream.partitions(f"{kind}{i}") for kind in "pt" for i in range(4)] == [1] * 8
-        assert stream.partitions("shared") == 2
+    for i in range(LOGS):
+        with open_stream(f"local://{tmp_path}/{i}.sqlite") as stream:
+            assert [stream.partitions(name) for name in ("p0", "p1", "p2", "p3", "t0", "t1")] == [1] * 6
+            assert stream.partitions("shared") == 2
     for process in processes:
         process.close()
 
