@@ -80,8 +80,10 @@ def listen(host: str, port: int, setting: str) -> Iterator[socket.socket]:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as e:
+        flag = "--" + setting.replace("_", "-")
+        if e.errno == errno.EACCES:
+            raise SettingsError(f"setting `{setting}`: {port} needs rights that this user lacks; choose one above 1023 with {flag}") from e
         if e.errno == errno.EADDRINUSE:
-            flag = "--" + setting.replace("_", "-")
             raise SettingsError(
                 f"setting `{setting}`: {host}:{port} is in use; stop what listens there, or choose another with {flag}"
             ) from e
