@@ -129,8 +129,8 @@ REQUESTS = _table(
 
 CANDIDATES = _table(
     "candidates",
-    "The workers that a decision compared: the chosen one and the best others. A request that was sent again to another worker has the rows "
-    "of each of its decisions, told apart by started_at; the newest are those that hold, as in requests.",
+    "The workers that a decision compared: the chosen one and the best others. A request that was sent again to another worker has the "
+    "rows of each of its decisions, told apart by started_at; the newest are those that hold, as in requests.",
     ("request_id", "VARCHAR", "The request; see requests."),
     ("started_at", "TIMESTAMP", "Dispatch of the request."),
     ("position", "USMALLINT", "0 is the best by cost."),
