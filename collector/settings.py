@@ -22,7 +22,7 @@ class CollectorSettings(Settings):
     publish_interval_s: float = Field(1.0, gt=0, le=60, description="seconds between two published files")
     poll_records: int = Field(20_000, ge=1, le=1_000_000, description="most records taken from the stream at once")
     lateness_s: float = Field(1.0, ge=0, le=600, description="seconds that records of one moment may arrive apart")
-    clock_tolerance_s: float = Field(0.0, ge=0, le=10, description="how far the clocks of routers and engines may differ")
+    clock_tolerance_s: float = Field(0.05, ge=0, le=10, description="how far the clocks of routers and engines may differ")
     outcome_wait_s: float = Field(900.0, gt=0, description="seconds after which a decision without outcome is closed as outcome_missing")
     decision_wait_s: float = Field(15.0, gt=0, description="seconds after which an outcome without decision is closed as decision_missing")
     open_bytes: int = Field(
