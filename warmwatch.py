@@ -40,7 +40,7 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "dashboard": Subcommand("the dashboard in a browser", "dashboard.settings:DashboardSettings", "dashboard.run:run", "dashboard"),
     "sql": Subcommand("a question to the published database", "schemas.tables.ask:AskSettings", "schemas.tables.ask:run", "collector"),
     "mark": Subcommand("note a change: a deploy, a new prompt, a scale-out", "schemas.mark:MarkSettings", "schemas.mark:run", "bridge"),
-    "mock-engine": Subcommand("a mock vLLM server", "simulator.settings:MockEngineSettings", "simulator.engine:run", "all"),
+    "mock-engine": Subcommand("a mock vLLM server", "simulator.settings:MockEngineSettings", "simulator.mock_worker:run", "all"),
     "traffic": Subcommand("agent traffic against any OpenAI address", "simulator.settings:TrafficSettings", "simulator.traffic:run", "all"),
     "json-schemas": Subcommand(
         "JSON Schemas of the stream's records, for routers of your own", "schemas.export:ExportSettings", "schemas.export:run", "bridge"

@@ -6,6 +6,7 @@ import gc
 import gzip
 import ipaddress
 import logging
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -49,6 +50,9 @@ def run(settings: DashboardSettings) -> int:
     gc.freeze()
     # Streamlit takes the folder of the running program for the app's, and its arguments for the script's.
     sys.argv = [str(ENTRY)]
+    # uvicorn closes everything on these signals and raises them again when it is done: then the end is in good order.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(0))
     try:
         app.run(config=_options(settings, port))
     finally:

@@ -56,7 +56,6 @@ def run(settings: RouterSettings) -> int:
     """Runs until SIGTERM or SIGINT. Returns 0. Raises SettingsError for what can be told wrong at the start."""
     fleet = load_fleet(settings.fleet)
     tokenizers = {p.name: LocalTokenizer.from_dir(p.tokenizer) for p in fleet.pools if p.tokenizer is not None}
-    settings.key()
     try:
         stream = open_stream(settings.stream)
     except BadStreamUrl as e:
@@ -66,6 +65,7 @@ def run(settings: RouterSettings) -> int:
         listen(settings.host, settings.port, "port") as listener,
         listen("127.0.0.1", settings.admin_port, "admin_port") as admin_listener,
     ):
+        settings.key()
         warm_up()
         router = Router(settings, fleet, tokenizers, stream)
         uvloop.run(_serve(router, listener, admin_listener))

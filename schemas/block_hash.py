@@ -60,6 +60,12 @@ class HashKey(NamedTuple):
         """The derived key of content fingerprints: two SipHash outputs over fixed labels."""
         return HashKey(siphash13(self, b"warmwatch/content/1/0"), siphash13(self, b"warmwatch/content/1/1"))
 
+    @property
+    def key_id(self) -> str:
+        """Eight hexadecimal digits that tell whether two processes have the same key, and nothing more of it: bridges and routers write
+        them into their records, since names made with different keys never match."""
+        return f"{siphash13(self, b'warmwatch/key-id/1') & 0xFFFFFFFF:08x}"
+
     def __repr__(self) -> str:  # never the key itself: it may reach a log
         return "HashKey(secret)"
 
@@ -89,9 +95,10 @@ def hash_chain(key: HashKey, root: int, tokens: npt.ArrayLike, block_size: int, 
     root: `root_hash(...)`, or the last hash of the prefix already named, to continue a chain.
     tokens: any integers below 2^32, shape (n,); the last n % block_size of them name nothing.
     extras: u64, shape (n // block_size,), from `extra_digest`; None means none.
-    Returns u64, shape (n // block_size,). Raises ValueError for a block size below 1 or extras of the wrong shape.
+    Returns u64, shape (n // block_size,). Raises ValueError for a block size below 1 or extras of the wrong shape, OverflowError for ids
+    that are no u32.
     """
-    ids = np.ascontiguousarray(tokens, dtype=np.uint32)
+    ids = _token_ids(tokens)
     blocks = _block_count(ids, block_size)
     if extras is None:
         extras = np.zeros(blocks, np.uint64)
@@ -113,7 +120,7 @@ def salted_extras(key: HashKey, blocks: int, salt: str | None) -> U64 | None:
 
 def content_fingerprints(key: HashKey, tokens: npt.ArrayLike, block_size: int) -> U64:
     """Unchained hash of each full block's tokens, u64, shape (n // block_size,): the same content at any depth, after any prefix."""
-    ids = np.ascontiguousarray(tokens, dtype=np.uint32)
+    ids = _token_ids(tokens)
     out = np.empty(_block_count(ids, block_size), np.uint64)
     sub = key.content_key()
     _fingerprints(np.uint64(sub.k0), np.uint64(sub.k1), ids, block_size, out)
@@ -160,6 +167,14 @@ def _sipround(v: list[int]) -> None:
     v[2] = (v[2] + v[1]) & _MASK
     v[1] = rotl(v[1], 17) ^ v[2]
     v[2] = rotl(v[2], 32)
+
+
+def _token_ids(tokens: npt.ArrayLike) -> U32:
+    """Contiguous u32. Raises OverflowError for what does not fit (NumPy itself would wrap an array's numbers silently)."""
+    ids = np.asarray(tokens, dtype=None if isinstance(tokens, np.ndarray) else np.uint32)
+    if ids.dtype != np.uint32 and len(ids) and not (ids.min() >= 0 and ids.max() < 1 << 32):
+        raise OverflowError("token ids must be integers from 0 to 2^32 - 1")
+    return np.ascontiguousarray(ids, dtype=np.uint32)
 
 
 def _block_count(ids: U32, block_size: int) -> int:

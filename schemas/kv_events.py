@@ -78,6 +78,7 @@ class Tier(IntEnum):
 COMPLETE = 1  # EPOCH_STARTED, SNAPSHOT: nothing is missing
 FIRST = 2  # SNAPSHOT
 LAST = 4  # SNAPSHOT
+ENGINE_RESTARTED = 16  # EPOCH_STARTED: the engine itself began anew; without it the bridge did, and the cache may have gone on
 WINDOWED = 8  # STORED, SNAPSHOT: a group without full attention (sliding window, mamba): holding it does not mean holding the prefix
 
 EVENT = np.dtype(

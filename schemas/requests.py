@@ -90,6 +90,7 @@ class Decision(StreamModel):
     prompt_tokens: Tokens | None = None
     block_size: Tokens | None = Field(None, ge=1)
     lora: str | None = Field(None, max_length=1024)
+    key_id: str | None = Field(None, pattern=r"^[0-9a-f]{8}$", description="which hash key the chain is made with; see HashKey.key_id")
     chain: PackedHashes | None = Field(None, description="names of the prompt's full blocks in order; null: unknown")
     worker: Name = Field(description="the worker that the request went to in the end")
     rank: Rank | None = None

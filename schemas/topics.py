@@ -27,12 +27,16 @@ _DAY_S = 86_400
 
 
 def topic_specs(prefix: str = "", partitions: int = 4) -> tuple[TopicSpec, ...]:
-    """All topics with the deployment's prefix, for `Stream.ensure_topics`. `changes` is small and keeps one partition."""
+    """All topics with the deployment's prefix, for `Stream.ensure_topics`. `changes` is small and keeps one partition.
+
+    Byte limits count per partition: with four partitions all topics together stay below 15 GB. Kafka topics that exist keep what their
+    operator chose.
+    """
     return (
-        TopicSpec(prefix + KV_EVENTS, partitions, 2 * _DAY_S, 8 << 30, 1 << 20),
-        TopicSpec(prefix + WORKER_LOAD, partitions, 2 * _DAY_S, 1 << 30, 64 << 10),
-        TopicSpec(prefix + DECISIONS, partitions, 7 * _DAY_S, 8 << 30, 4 << 20),
-        TopicSpec(prefix + OUTCOMES, partitions, 7 * _DAY_S, 2 << 30, 64 << 10),
+        TopicSpec(prefix + KV_EVENTS, partitions, 2 * _DAY_S, 2 << 30, 1 << 20),
+        TopicSpec(prefix + WORKER_LOAD, partitions, 2 * _DAY_S, 256 << 20, 64 << 10),
+        TopicSpec(prefix + DECISIONS, partitions, 7 * _DAY_S, 1 << 30, 4 << 20),
+        TopicSpec(prefix + OUTCOMES, partitions, 7 * _DAY_S, 256 << 20, 64 << 10),
         TopicSpec(prefix + CHANGES, 1, 90 * _DAY_S, 64 << 20, 64 << 10),
     )
 

@@ -53,7 +53,10 @@ Children = dict[str, Callable[[], int | None]]
 
 
 class DemoSettings(Settings):
-    """A fleet of mock workers with everything else, in one command."""
+    """A fleet of mock workers with everything else, in one command.
+
+    It makes its own stream and hash key: --stream, --topic-prefix, --hash-key and --hash-key-file are not used.
+    """
 
     command: ClassVar[str] = "demo"
 
@@ -71,6 +74,10 @@ class DemoSettings(Settings):
     seed: int = Field(1, description="the same seed gives the same sessions")
 
 
+class Stopped(Exception):  # noqa: N818 - no error: a person asked for it
+    """Ctrl-C while starting."""
+
+
 def run(settings: DemoSettings) -> int:
     """Returns 0 when every request of the traffic is accounted for in `requests` and every part ended in good order, else 1."""
     return asyncio.run(_demo(settings))
@@ -84,7 +91,11 @@ async def _demo(settings: DemoSettings) -> int:
     children: Children = {}
     with contextlib.ExitStack() as parts:
         parts.enter_context(_emptied(folder))
-        router_url, admin_url = await asyncio.to_thread(_start, settings, folder, parts, children)
+        try:
+            router_url, admin_url = await asyncio.to_thread(_start, settings, folder, parts, children, stopping)
+        except Stopped:
+            _say("stopped while starting")
+            return 0
         traffic = Traffic(TrafficSettings(url=router_url, model=POOL, sessions=settings.sessions, seed=settings.seed))
         await _run_traffic(settings, traffic, admin_url, stopping, children)
         _say("waiting until every request is in the published database ...")
@@ -98,8 +109,7 @@ async def _demo(settings: DemoSettings) -> int:
         print(f"NOT accounted for in `requests`: {len(missing)} missing {sorted(missing)[:5]}, {doubled} doubled.")
         return 1
     print("Every one is accounted for in `requests`.")
-    in_order = (0, -signal.SIGTERM)  # uvicorn ends by the signal once it has closed everything
-    unwell = {name: status() for name, status in children.items() if name in died or status() not in in_order}
+    unwell = {name: status() for name, status in children.items() if name in died or status() != 0}
     if unwell:
         told = ", ".join(f"{name} ({'ended by itself, ' if name in died else ''}status {status})" for name, status in unwell.items())
         print(f"NOT in good order: {told}; see {folder / 'logs'}")
@@ -107,8 +117,19 @@ async def _demo(settings: DemoSettings) -> int:
     return 0
 
 
-def _start(settings: DemoSettings, folder: Path, parts: contextlib.ExitStack, children: Children) -> tuple[str, str]:
-    """Starts everything but the traffic and notes each part in `children`. Returns the router's address and its admin address."""
+def _start(
+    settings: DemoSettings, folder: Path, parts: contextlib.ExitStack, children: Children, stopping: asyncio.Event
+) -> tuple[str, str]:
+    """Starts everything but the traffic and notes each part in `children`. Returns the router's address and its admin address.
+
+    Raises Stopped between two steps when `stopping` is set.
+    """
+
+    def step(name: str, start: Callable[[], T]) -> T:
+        if stopping.is_set():
+            raise Stopped
+        return _step(name, start)
+
     began = time.monotonic()
     logs = folder / "logs"
     key_file = folder / "hash.key"
@@ -116,7 +137,7 @@ def _start(settings: DemoSettings, folder: Path, parts: contextlib.ExitStack, ch
     key_file.write_text(secrets.token_hex(16) + "\n")
     stream = f"local:{folder / 'stream.sqlite'}"
     if settings.kafka:
-        stream = _step("Kafka broker", lambda: parts.enter_context(_kafka(folder / "kafka")))
+        stream = step("Kafka broker", lambda: parts.enter_context(_kafka(folder / "kafka")))
     common = ["--stream", stream, "--hash-key-file", str(key_file), "--log-level", settings.log_level]
 
     # What is entered last is stopped first: see the order above. Most of each start is imports, so they start side by side.
@@ -124,7 +145,7 @@ def _start(settings: DemoSettings, folder: Path, parts: contextlib.ExitStack, ch
     if not settings.headless:
         dashboard = parts.enter_context(Subprocess("dashboard", ["--data-dir", str(folder), "--port", str(settings.dashboard_port)], logs))
     collector = parts.enter_context(Subprocess("collect", [*common, "--data-dir", str(folder), "--metrics-port", "0"], logs))
-    workers = _step(f"{settings.workers} mock workers", lambda: _workers(settings, parts))
+    workers = step(f"{settings.workers} mock workers", lambda: _workers(settings, parts))
     fleet = folder / "fleet.toml"
     fleet.write_text(fleet_file(workers))
     bridge = parts.enter_context(Subprocess("bridge", [*common, "--fleet", str(fleet), "--metrics-port", "0"], logs))
@@ -133,12 +154,12 @@ def _start(settings: DemoSettings, folder: Path, parts: contextlib.ExitStack, ch
     children |= {part.name: part.status for part in (dashboard, collector, bridge, router) if part is not None}
     children |= {f"mock worker w{i}": worker.process.poll for i, worker in enumerate(workers)}
 
-    _step("collector", lambda: collector.ready(START_LIMIT_S))
-    _step("bridge", lambda: bridge.ready(START_LIMIT_S))
-    at = _step("router", lambda: router.ready(START_LIMIT_S))
+    step("collector", lambda: collector.ready(START_LIMIT_S))
+    step("bridge", lambda: bridge.ready(START_LIMIT_S))
+    at = step("router", lambda: router.ready(START_LIMIT_S))
     lines = {"router": at["router"] + "/v1", "database": str(folder / FILE_NAME), "stream": stream, "logs": str(logs)}
     if dashboard is not None:
-        address = _step("dashboard", lambda: dashboard.ready(START_LIMIT_S))["dashboard"]
+        address = step("dashboard", lambda: dashboard.ready(START_LIMIT_S))["dashboard"]
         lines = {"dashboard": f"{address}/?range=5m", **lines}
     _say(f"everything runs after {time.monotonic() - began:.0f} s")
     for name, where in lines.items():

@@ -8,9 +8,7 @@ the HTTP side (`http_app`) waits on.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import signal
 import time
 from array import array
 from collections import OrderedDict
@@ -340,29 +338,3 @@ CACHE_CONFIG = {
     "user_specified_block_size": "True",
 }
 """Labels of `vllm:cache_config_info` that do not change here."""
-
-
-def run(settings: MockEngineSettings) -> int:
-    """Serves until SIGINT or SIGTERM. When ready, prints one JSON line with the addresses on standard output."""
-    from simulator.mock_worker import MockWorker
-
-    async def serve() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for sig in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(sig, stop.set)
-        async with MockWorker(settings) as worker:
-            print(orjson.dumps(worker.addresses()).decode(), flush=True)
-            stopped = asyncio.create_task(stop.wait())
-            await asyncio.wait({stopped, worker.running}, return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
-
-    try:
-        import uvloop
-
-        runner: Any = uvloop.run
-    except ModuleNotFoundError:
-        runner = asyncio.run
-    with contextlib.suppress(KeyboardInterrupt):
-        runner(serve())
-    return 0

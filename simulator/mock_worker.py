@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 
 import orjson
 import uvicorn
+import uvloop
 
 from schemas.settings import SettingsError
 from simulator.engine import MockEngine
@@ -197,10 +199,26 @@ def _first_line(process: subprocess.Popen[bytes], deadline: float) -> bytes:
     return process.stdout.readline()
 
 
+def run(settings: MockEngineSettings) -> int:
+    """Serves until SIGINT or SIGTERM. When ready, prints one JSON line with the addresses on standard output."""
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for sig in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(sig, stop.set)
+        async with MockWorker(settings) as worker:
+            print(orjson.dumps(worker.addresses()).decode(), flush=True)
+            stopped = asyncio.create_task(stop.wait())
+            await asyncio.wait({stopped, worker.running}, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+
+    uvloop.run(serve())
+    return 0
+
+
 def main(argv: list[str]) -> int:
     """One mock engine with settings as JSON; used by `start_workers`."""
-    from simulator.engine import run
-
     try:
         return run(MockEngineSettings.model_validate_json(argv[0]))
     except SettingsError as e:

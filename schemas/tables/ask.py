@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -142,7 +143,8 @@ def _write_csv(out: TextIO, names: Sequence[str], rows: Iterable[Sequence[Any]])
 
 def _write_json(out: TextIO, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     for row in rows:
-        out.write(json.dumps(dict(zip(names, row, strict=True)), default=_text, ensure_ascii=False) + "\n")
+        plain = (None if isinstance(v, float) and not math.isfinite(v) else v for v in row)  # JSON has no NaN
+        out.write(json.dumps(dict(zip(names, plain, strict=True)), default=_text, ensure_ascii=False) + "\n")
 
 
 _WRITERS = {"table": _write_table, "csv": _write_csv, "json": _write_json}

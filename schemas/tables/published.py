@@ -161,7 +161,7 @@ KV_EVENTS = _table(
     ("tier", "VARCHAR", "GPU, CPU, DISK or EXTERNAL."),
     ("group_idx", "USMALLINT", "KV-cache group of a hybrid model; 0 otherwise."),
     ("block_size", "UINTEGER", "Tokens a block; 0: not known."),
-    ("flags", "UINTEGER", "Bits: 1 complete, 2 first, 4 last, 8 windowed."),
+    ("flags", "UINTEGER", "Bits: 1 complete, 2 first, 4 last, 8 windowed, 16 the engine restarted."),
     ("parent", "UBIGINT", "Canonical hash before the first block (stored), last batch lost (gap), number of blocks (unnamed)."),
     ("blocks", "UINTEGER", "Number of hashes."),
     ("hashes", "UBIGINT[]", "Canonical block hashes in prefix order."),

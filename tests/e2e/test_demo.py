@@ -99,6 +99,21 @@ def test_ctrl_c_stops_everything_and_loses_nothing(tmp_path):
     assert not [c for c in children if c.is_running() and c.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.parametrize("words", ["starting 4 mock workers", "starting router"])
+def test_ctrl_c_while_starting_stops_everything(tmp_path, words):
+    with demo(tmp_path / "demo", start_new_session=True) as process:
+        read = b""
+        while words.encode() not in read:
+            read += os.read(process.stdout.fileno(), 4096) or pytest.fail(read.decode())
+        children = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, read.decode() + out
+    assert "stopped while starting" in out or "Every one is accounted for" in out
+    assert children
+    assert not [c for c in children if c.is_running() and c.status() != psutil.STATUS_ZOMBIE]
+
+
 def test_a_killed_demo_leaves_no_process_behind(tmp_path):
     with demo(tmp_path / "demo") as process:
         for line in process.stdout:

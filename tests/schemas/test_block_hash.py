@@ -128,8 +128,14 @@ def test_wrong_arguments_say_what_would_be_right():
         hash_chain(KEY, 0, range(8), 4, np.zeros(1, np.uint64))
     with pytest.raises(ValueError, match="32 hexadecimal digits"):
         HashKey.from_hex("abc")
-    with pytest.raises(OverflowError):
-        hash_chain(KEY, 0, [-1] * 4, 4)
+    for wrong in ([-1] * 4, np.array([-1] * 4), np.array([1 << 32] * 4, np.uint64)):
+        with pytest.raises(OverflowError):
+            hash_chain(KEY, 0, wrong, 4)
+
+
+def test_key_ids_tell_keys_apart_and_are_part_of_the_contract():
+    assert KEY.key_id != OTHER_KEY.key_id
+    assert KEY.key_id == "1d15081e"
 
 
 def test_a_key_never_shows_itself():

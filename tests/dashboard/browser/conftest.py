@@ -69,7 +69,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path],
     for process in started:
         process.send_signal(signal.SIGTERM)
     for process in started:
-        process.wait(timeout=20)
+        assert process.wait(timeout=20) == 0
     for log in logs.iterdir():
         assert "Traceback" not in log.read_text()
 

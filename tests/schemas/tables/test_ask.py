@@ -53,6 +53,7 @@ def test_csv_and_json_for_programs(data_dir: Path) -> None:
     first = json.loads(ask(data_dir, question, format="json")[0].splitlines()[0])
     assert first == {"kind": "note", "text": "change 4", "happened_at": None}
     assert json.loads(ask(data_dir, "SELECT value FROM dead_letters", format="json")[0]) == {"value": "01ff"}
+    assert json.loads(ask(data_dir, "SELECT 'nan'::DOUBLE AS x, 1.5::DOUBLE AS y", format="json")[0]) == {"x": None, "y": 1.5}
 
 
 def test_a_long_answer_is_cut_and_says_so(data_dir: Path) -> None:
