@@ -28,15 +28,25 @@ from schemas.settings import SettingsError, explain
 
 
 def _http_url(value: object) -> object:
-    if not isinstance(value, str) or urlsplit(value).scheme not in ("http", "https") or not urlsplit(value).hostname:
+    if not isinstance(value, str) or not value.startswith(("http://", "https://")) or not _has_host_and_port(value):
         raise ValueError("must be an http:// or https:// address such as http://gpu-3:8000")
     return value.rstrip("/")
 
 
 def _zmq_address(value: object) -> object:
-    if value is not None and (not isinstance(value, str) or not value.startswith(("tcp://", "ipc://"))):
+    if value is None or (isinstance(value, str) and value.startswith("ipc://")):
+        return value
+    if not isinstance(value, str) or not value.startswith("tcp://") or not _has_host_and_port(value, port_needed=True):
         raise ValueError("must be a ZeroMQ address such as tcp://gpu-3:5557")
     return value
+
+
+def _has_host_and_port(address: str, port_needed: bool = False) -> bool:
+    try:
+        parts = urlsplit(address)
+        return bool(parts.hostname) and (parts.port is not None or not port_needed)
+    except ValueError:  # the port is no number up to 65535
+        return False
 
 
 ZmqAddress = Annotated[str | None, BeforeValidator(_zmq_address)]
@@ -82,6 +92,9 @@ class Fleet(_Part):
         pools = [p.name for p in self.pools]
         if len(set(pools)) != len(pools):
             raise ValueError("two pools have the same name")
+        models = [p.model_name for p in self.pools]
+        if len(set(models)) != len(models):
+            raise ValueError(f"two pools serve the same model name, so a request could not tell which it means: {models}")
         seen = set()
         for i, w in enumerate(self.workers):
             if w.pool not in pools:

@@ -6,8 +6,8 @@ A process declares a subclass of `Settings`; each field is one setting:
         command = "collect"
         data_dir: Path = Field(Path("data"), description="folder of the published database")
 
-gives `--data-dir`, `WARMWATCH_DATA_DIR` and `data_dir = ...` in the file named by `--config` or `WARMWATCH_CONFIG` (top level, or in a
-table named after the subcommand, which wins). A wrong value, or an unknown key in the file's own table, stops the start with a message
+gives `--data-dir`, `WARMWATCH_DATA_DIR` and `data_dir = ...` in the table `[collect]` of the file named by `--config` or
+`WARMWATCH_CONFIG`; what all processes share (`stream` and so on) may stand at its top instead. A wrong value or an unknown key stops the start with a message
 that names the key and says what would be right; secrets never appear in it. Building a class directly (tests, the demo) reads nothing.
 """
 
@@ -38,6 +38,8 @@ from schemas.block_hash import HashKey
 
 PREFIX = "WARMWATCH_"
 EXIT_BAD_SETTINGS = 2
+COMMANDS = ("demo", "bridge", "collect", "route", "dashboard", "sql", "mark", "mock-engine", "traffic", "json-schemas")
+"""The tables that a settings file may have."""
 
 
 class SettingsError(Exception):
@@ -158,10 +160,16 @@ def _file_values(cls: type[Settings], path: Path) -> dict[str, Any]:
         raise SettingsError(f"settings file {path} cannot be read: {e.strerror}") from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise SettingsError(f"settings file {path} is no TOML: {e}") from e
-    own = content.get(cls.command, {})
-    if not isinstance(own, dict):
-        raise SettingsError(f"settings file {path}: `{cls.command}` must be a table")
-    shared = {k: v for k, v in content.items() if k in cls.model_fields}
+    for key, value in content.items():
+        if key in COMMANDS and not isinstance(value, dict):
+            raise SettingsError(f"settings file {path}: `{key}` must be a table")
+        if key not in COMMANDS and key not in Settings.model_fields:
+            raise SettingsError(
+                f"settings file {path}: `{key}` is neither a subcommand's table ({', '.join(f'[{c}]' for c in COMMANDS)}) nor a setting "
+                f"of all processes ({', '.join(Settings.model_fields)}); settings of one process belong into its table"
+            )
+    shared = {k: v for k, v in content.items() if k not in COMMANDS}
+    own: dict[str, Any] = content.get(cls.command, {})
     return shared | own
 
 

@@ -23,14 +23,16 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 import aiohttp
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
+from router.policy import POLICIES
 from schemas.settings import Settings, SettingsError
 from schemas.tables.read import FILE_NAME, PublishedError, open_published
 from simulator.mock_worker import MockWorkerProcess, start_workers
@@ -69,9 +71,16 @@ class DemoSettings(Settings):
     router_port: int = Field(0, ge=0, le=65535, description="port of the router; 0 takes a free one")
     sessions: int = Field(24, ge=1, description="agent sessions at the same time")
     worker_blocks: int = Field(800, ge=64, description="KV blocks of each worker (16 tokens each)")
-    policy: str = Field("cost", description="the router's policy")
+    policy: str = Field("cost", description=f"the router's policy: {', '.join(POLICIES)}")
     compare_with: str = Field("round_robin", description="policy to change to for a while; empty: never")
     seed: int = Field(1, description="the same seed gives the same sessions")
+
+    @field_validator("policy", "compare_with")
+    @classmethod
+    def _known(cls, value: str, info: ValidationInfo) -> str:
+        if value not in POLICIES and not (info.field_name == "compare_with" and not value):
+            raise ValueError(f"must be one of {', '.join(POLICIES)}")
+        return value
 
 
 class Stopped(Exception):  # noqa: N818 - no error: a person asked for it
@@ -93,8 +102,10 @@ async def _demo(settings: DemoSettings) -> int:
         parts.enter_context(_emptied(folder))
         try:
             router_url, admin_url = await asyncio.to_thread(_start, settings, folder, parts, children, stopping)
-        except Stopped:
-            _say("stopped while starting")
+        except (Stopped, SettingsError):
+            if not stopping.is_set():
+                raise
+            _say("stopped while starting")  # a part that the signal reached, too, may have ended by it
             return 0
         traffic = Traffic(TrafficSettings(url=router_url, model=POOL, sessions=settings.sessions, seed=settings.seed))
         await _run_traffic(settings, traffic, admin_url, stopping, children)
@@ -164,7 +175,8 @@ def _start(
     _say(f"everything runs after {time.monotonic() - began:.0f} s")
     for name, where in lines.items():
         print(f"  {name:<10} {where}")
-    print(f"  ask it     warmwatch sql --db {folder / FILE_NAME} 'FROM workers'", flush=True)
+    command = "warmwatch" if shutil.which("warmwatch") else Path(sys.executable).with_name("warmwatch")
+    print(f"  ask it     {command} sql --db {folder / FILE_NAME} 'FROM workers'", flush=True)
     return at["router"], at["admin"]
 
 

@@ -58,9 +58,9 @@ class Subprocess:
 
     def ready(self, limit_s: float) -> dict[str, str]:
         """The addresses of its READY line. Raises SettingsError with the end of the log when it ends or says nothing in time."""
-        self._told.wait(limit_s)
+        told = self._told.wait(limit_s)
         if self._addresses is None:
-            status = self._process.poll()
+            status = self._process.wait(5) if told else None  # its output has ended: so will it
             why = f"it did not get ready within {limit_s:.0f} s" if status is None else f"it ended with status {status}"
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
             raise SettingsError(f"{self.name} did not start: {why}; the end of {self.log}:\n{tail}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
-from schemas.settings import Settings, SettingsError, load
+from schemas.settings import COMMANDS, Settings, SettingsError, load
 from warmwatch import SUBCOMMANDS, _find, main
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 class Example(Settings):
     """An example."""
 
-    command = "example"
+    command = "collect"
     port: int = Field(8080, ge=0, le=65535, description="the port")
 
 
@@ -30,13 +30,12 @@ def no_environment(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def test_flag_over_environment_over_own_table_over_shared_key_over_default(monkeypatch, tmp_path):
+def test_flag_over_environment_over_own_table_over_default(monkeypatch, tmp_path):
     file = tmp_path / "w.toml"
     assert load(Example, []).port == 8080
-    file.write_text("port = 1")
-    assert load(Example, ["--config", str(file)]).port == 1
-    file.write_text("port = 1\n[example]\nport = 2")
+    file.write_text('log_level = "error"\n[collect]\nport = 2')
     assert load(Example, ["--config", str(file)]).port == 2
+    assert load(Example, ["--config", str(file)]).log_level == "error"
     monkeypatch.setenv("WARMWATCH_CONFIG", str(file))
     assert load(Example, []).port == 2
     monkeypatch.setenv("WARMWATCH_PORT", "3")
@@ -66,9 +65,12 @@ def test_a_wrong_value_names_its_key(argv, message):
 def test_a_wrong_file_names_what_is_wrong(tmp_path):
     file = tmp_path / "w.toml"
     for text, message in [
-        ("[example]\nprot = 1", "setting `prot`: unknown"),
+        ("[collect]\nprot = 1", "setting `prot`: unknown"),
         ("port = ", "is no TOML"),
-        ("example = 3", "`example` must be a table"),
+        ("collect = 3", "`collect` must be a table"),
+        ("colour = 3", "`colour` is neither a subcommand's table"),
+        ("[colect]\nport = 3", "`colect` is neither a subcommand's table"),
+        ("port = 3", "settings of one process belong into its table"),
     ]:
         file.write_text(text)
         with pytest.raises(SettingsError, match=message):
@@ -80,7 +82,7 @@ def test_a_wrong_file_names_what_is_wrong(tmp_path):
 
 def test_the_file_may_hold_settings_of_other_subcommands(tmp_path):
     file = tmp_path / "w.toml"
-    file.write_text('stream = "local:x.sqlite"\nnot_mine = 3\n[collect]\nnot_mine = 1')
+    file.write_text('stream = "local:x.sqlite"\n[route]\nport = 1')
     assert load(Example, ["--config", str(file)]).stream == "local:x.sqlite"
 
 
@@ -113,6 +115,10 @@ def test_secrets_are_not_shown(capsys):
     assert "setting `hash_key`: hash key must be 32 hexadecimal digits" in str(e.value)
     assert "deadbeef" not in str(e.value)
     assert "deadbeef" not in repr(load(Example, ["--hash-key", "deadbeef"]))
+
+
+def test_a_settings_file_may_have_a_table_for_each_subcommand():
+    assert set(COMMANDS) == set(SUBCOMMANDS)
 
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
