@@ -181,7 +181,9 @@ class Router:
 
     async def start(self) -> None:
         self._session = client_session(self.settings)
-        self._prompts = PromptReader(self._session, self.settings.tokenize_timeout_s)
+        self._prompts = PromptReader(
+            self._session, self.settings.tokenize_timeout_s, self.settings.max_prompt_chars, self.settings.max_waiting_prompts
+        )
         self._proxy = Proxy(self.settings, self.pools, self._prompts, self._session, self.recorder, self.metrics)
         self.recorder.start()
         self.feed.start(asyncio.get_running_loop())

@@ -45,6 +45,12 @@ class RouterMetrics:
         self._prompts = Counter(
             "warmwatch_router_prompts", "Prompts by where their token ids came from", ["pool", "token_source"], registry=r
         )
+        self._skipped = Counter(
+            "warmwatch_router_prompts_skipped",
+            "Prompts not tokenized for a bound's sake: too_long (max_prompt_chars), queue_full (max_waiting_prompts)",
+            ["pool", "reason"],
+            registry=r,
+        )
         self._predicted = Counter(
             "warmwatch_router_predicted_cached_tokens",
             "Forecast of cached prompt tokens, beside a report",
@@ -61,6 +67,8 @@ class RouterMetrics:
         if prompt.tokenize_us is not None:
             self._tokenize.observe(prompt.tokenize_us / 1e6)
         self._prompts.labels(pool, prompt.source).inc()
+        if prompt.skipped is not None:
+            self._skipped.labels(pool, prompt.skipped).inc()
 
     def decided(self, decided: Decided) -> None:
         """Once an attempt."""

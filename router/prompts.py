@@ -1,9 +1,12 @@
 """From a request body to a Prompt: token ids by the pool's own tokenizer, by the engine's /tokenize, or not at all.
 
 Tokenizing takes milliseconds for long prompts (29 ms at 32k tokens), so when more than `INLINE_CHARACTERS` have not been seen before
-it runs in a thread: the tokenizer releases the GIL, and the event loop goes on relaying. What was seen before costs no thread. What
-cannot be told exactly (images, a template of the client's own, several prompts in one request, truncation) is source `none`: the
-request is routed by load alone, and its decision says so.
+it runs in a thread: the tokenizer lets go of the GIL there (`segments.encoded`), and the event loop goes on relaying. What was seen before
+costs no thread. What cannot be told exactly (images, a template of the client's own, several prompts in one request, truncation) is source
+`none`: the request is routed by load alone, and its decision says so.
+
+Tokenizing is bounded, for a client decides how much of it there is: a prompt over `max_prompt_chars` (a token takes some 500 bytes while it
+is made), and one that comes while `max_waiting_prompts` wait for a thread, is source `none` too, with `Prompt.skipped` saying why.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import aiohttp
 import numpy as np
 import orjson
 
-from router.pools import PoolState, Prompt
+from router.pools import PoolState, Prompt, SkipReason
 from router.tokens import LocalTokenizer, UnsupportedPrompt
 from schemas.block_hash import U32
 
@@ -33,11 +36,21 @@ _OWN_TOKENS = ("chat_template", "continue_final_message", "truncate_prompt_token
 Body = Mapping[str, Any]
 
 
-class PromptReader:
-    """Reads prompts for all pools. Close it after use."""
+class _Skipped(Exception):  # noqa: N818 - a value, named for what it is
+    """This prompt could be tokenized, and is not."""
 
-    def __init__(self, session: aiohttp.ClientSession, tokenize_timeout_s: float) -> None:
+    def __init__(self, reason: SkipReason) -> None:
+        super().__init__(reason)
+        self.reason: SkipReason = reason
+
+
+class PromptReader:
+    """Reads prompts for all pools. Close it after use. max_prompt_chars 0: no limit."""
+
+    def __init__(self, session: aiohttp.ClientSession, tokenize_timeout_s: float, max_prompt_chars: int, max_waiting_prompts: int) -> None:
         self._session = session
+        self._max_chars, self._max_waiting = max_prompt_chars, max_waiting_prompts
+        self._waiting = 0  # prompts in the threads or before them
         self._timeout = aiohttp.ClientTimeout(total=tokenize_timeout_s)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
         self.failures = 0
@@ -49,7 +62,9 @@ class PromptReader:
         """Never raises for what a client sent: an unreadable prompt is an unknown one."""
         started = time.perf_counter()
         try:
-            found = await self._ids(pool, body)
+            found = await self._ids(pool, body, body_bytes)
+        except _Skipped as e:
+            return Prompt.unknown(body_bytes, e.reason)
         except (ValueError, TypeError, AttributeError) as e:  # UnsupportedPrompt, or fields of a wrong type, for the engine to refuse
             log.debug("prompt not tokenized: %s", e)
             found = None
@@ -61,21 +76,33 @@ class PromptReader:
         chain = pool.chain(ids, lora, salt if isinstance(salt, str) else None)
         return Prompt(source, len(ids), len(ids), chain, pool.block_size, lora, tokenize_us)
 
-    async def _ids(self, pool: PoolState, body: Body) -> tuple[str, U32] | None:
+    async def _ids(self, pool: PoolState, body: Body, body_bytes: int) -> tuple[str, U32] | None:
         given = _given_ids(body.get("prompt"))
         if given is not None:
             return "exact", given
         if any(body.get(field) for field in _OWN_TOKENS) or _has_media(body) or isinstance(body.get("prompt"), list):
             return None
         if pool.tokenizer is None:
+            self._check_length(body_bytes)  # what its template makes of it is not known here
             ids = await self._engine_ids(pool, body)
             return None if ids is None else ("engine", ids)
         text, special = local_text(pool.tokenizer, body)
+        self._check_length(len(text))
         ids = pool.tokenizer.ids_if_quick(text, special, INLINE_CHARACTERS)
-        if ids is None:
-            loop = asyncio.get_running_loop()
-            ids = await loop.run_in_executor(self._threads, pool.tokenizer.ids, text, special)
-        return "exact", ids
+        return "exact", await self._in_thread(pool.tokenizer, text, special) if ids is None else ids
+
+    def _check_length(self, characters: int) -> None:
+        if self._max_chars and characters > self._max_chars:
+            raise _Skipped("too_long")
+
+    async def _in_thread(self, tokenizer: LocalTokenizer, text: str, special: bool) -> U32:
+        if self._waiting >= self._max_waiting + _THREADS:
+            raise _Skipped("queue_full")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, tokenizer.ids, text, special)
+        finally:
+            self._waiting -= 1
 
     async def _engine_ids(self, pool: PoolState, body: Body) -> U32 | None:
         """vLLM's /tokenize of the least loaded worker that is up."""

@@ -30,6 +30,15 @@ _OVERHEAD_BYTES = 200  # of one entry, in Python's own objects
 _PROBES = ("", " a", "a ", "\n\nb", " \t", "Ä é", "x1 2y")
 
 
+def encoded(tokenizer: Tokenizer, text: str, special: bool) -> U32:
+    """Token ids of `text`, u32, shape (n,), while other threads run on.
+
+    `Tokenizer.encode` holds the GIL for as long as it takes (tokenizers 0.23: 0.65 s for 1 MB of text, nothing else moves);
+    `encode_batch_fast` lets it go, gives the same ids, and leaves out the offsets that nobody asks for here (0.38 s).
+    """
+    return np.array(tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids, dtype=np.uint32)
+
+
 class SegmentCache:
     def __init__(self, tokenizer: Tokenizer, splits: dict[str, int], limit_bytes: int = DEFAULT_BYTES) -> None:
         """splits: token text -> id of the hard split points. Use `of`, which knows when they are."""
@@ -84,7 +93,7 @@ class SegmentCache:
 
     def encode(self, text: str) -> U32:
         """The same without the cache."""
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+        return encoded(self._tokenizer, text, special=False)
 
     @property
     def kept_bytes(self) -> int:

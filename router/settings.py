@@ -49,6 +49,12 @@ class RouterSettings(Settings):
     max_body_bytes: int = Field(32 << 20, ge=1024, description="largest request body")
     connect_timeout_s: float = Field(2.0, gt=0, description="for the connection to a worker")
     read_timeout_s: float = Field(600.0, gt=0, description="longest silence of a worker while it answers")
+    max_prompt_chars: int = Field(
+        4_000_000, ge=0, description="longer prompts (characters after the chat template) are not tokenized but routed by load; 0: no limit"
+    )
+    max_waiting_prompts: int = Field(
+        256, ge=0, description="long prompts that may wait for a tokenizer thread; more are not tokenized but routed by load"
+    )
     tokenize_timeout_s: float = Field(2.0, gt=0, description="for the engine's /tokenize")
     attempts: int = Field(3, ge=1, le=64, description="workers tried before a request is given up")
     probe_every_s: float = Field(1.0, gt=0, description="how often a worker that is down is asked for its /health")

@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
 import numpy.typing as npt
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from router.segments import SegmentCache
+from router.segments import SegmentCache, encoded
 from schemas.block_hash import U32
 from schemas.settings import SettingsError
 
@@ -41,7 +40,7 @@ class UnsupportedPrompt(ValueError):  # noqa: N818 - a value, named for what it 
 
 
 class LocalTokenizer:
-    """One model's tokenizer and chat template. Safe to use from several threads at once (encoding releases the GIL)."""
+    """One model's tokenizer and chat template. Safe to use from several threads at once, and others go on meanwhile (`encoded`)."""
 
     def __init__(self, tokenizer: Tokenizer, templates: Mapping[str, str], special: Mapping[str, str]) -> None:
         self._tokenizer = tokenizer
@@ -145,7 +144,7 @@ class LocalTokenizer:
     def _ids(self, text: str, special: bool) -> U32:
         if self._segments is not None and not (special and self._adds_tokens):
             return self._segments.ids(text)
-        return np.array(self._tokenizer.encode(text, add_special_tokens=special).ids, dtype=np.uint32)
+        return encoded(self._tokenizer, text, special)
 
 
 def _conversation_message(message: Message, wrap_parts: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import threading
 
 import aiohttp
 import pytest
@@ -391,6 +392,74 @@ async def test_long_prompts_are_tokenized_beside_the_loop():
         await r.post({"model": "tiny", "prompt": text})
         (d,), _ = await r.records()
         assert unpack_hashes(d.chain).tolist() == r.chain(text)
+
+
+async def test_others_are_answered_while_a_megabyte_is_tokenized():
+    async with fleet(1) as (r, _):
+        prompts, ticks = r.router._prompts, 0
+        asked = asyncio.create_task(r.post({"model": "tiny", "prompt": "read the user file and the function 12\n" * 25_000}))
+        await until(lambda: prompts._waiting)
+        async with r.client.get(r.url + "/healthz") as response:
+            assert response.status == 200
+        assert prompts._waiting, "the answer came only after the prompt was tokenized"
+        while prompts._waiting:
+            await asyncio.sleep(0.001)
+            ticks += 1
+        assert ticks > 10
+        assert (await asked)[0] == 200
+        (d,), _ = await r.records()
+        assert d.token_source == "exact"
+
+
+async def skipped(r):
+    async with r.client.get(r.url + "/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return {line.split('reason="')[1].split('"')[0]: float(line.split()[-1]) for line in lines if "prompts_skipped_total{" in line}
+
+
+async def test_a_prompt_over_the_bound_is_routed_by_load_and_counted():
+    async with fleet(1, max_prompt_chars=100) as (r, (engine,)):
+        for prompt in ("x" * 100, "x" * 101, [[*range(200)]]):
+            assert (await r.post({"model": "tiny", "prompt": prompt}))[0] == 200
+        decisions, _ = await r.records(3)
+        assert [d.token_source for d in decisions] == ["exact", "none", "exact"]
+        assert await skipped(r) == {"too_long": 1}
+        assert len(engine.seen) == 3
+
+
+async def test_the_bound_holds_for_prompts_that_the_engine_would_tokenize():
+    async with fleet(1, tokenizer=False, max_prompt_chars=100) as (r, (engine,)):
+        engine.tokens = PROMPT
+        await r.post({"model": "tiny", "prompt": "x" * 200})
+        assert [s.path for s in engine.seen] == ["/v1/completions"]
+        assert await skipped(r) == {"too_long": 1}
+
+
+async def test_without_a_bound_any_length_is_tokenized():
+    async with fleet(1, max_prompt_chars=0) as (r, _):
+        await r.post({"model": "tiny", "prompt": "x" * 5000})
+        (d,), _ = await r.records()
+        assert d.token_source == "exact"
+
+
+async def test_when_too_many_prompts_wait_for_a_tokenizer_thread_the_rest_go_by_load(monkeypatch):
+    async with fleet(1, max_waiting_prompts=1) as (r, _):
+        go, tokenizer = threading.Event(), r.router.pools.by_name["tiny"].tokenizer
+        ids = tokenizer.ids
+        monkeypatch.setattr(tokenizer, "ids", lambda text, special: (go.wait(10), ids(text, special))[1])
+        long = [{"model": "tiny", "prompt": f"{i} " + "read the file " * 200} for i in range(4)]
+        try:
+            held = [asyncio.create_task(r.post(body)) for body in long[:3]]  # two in the threads, one waiting
+            await until(lambda: r.router._prompts._waiting == 3)
+            assert (await r.post(long[3]))[0] == 200
+            assert (await r.post({"model": "tiny", "prompt": "short"}))[0] == 200
+        finally:
+            go.set()
+        assert [status for status, _, _ in await asyncio.gather(*held)] == [200] * 3
+        decisions, _ = await r.records(5)
+        assert sorted(d.token_source for d in decisions) == ["exact"] * 4 + ["none"]
+        assert await skipped(r) == {"queue_full": 1}
+        assert r.router._prompts._waiting == 0
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@ import threading
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from router.segments import SegmentCache
+from router.segments import SegmentCache, encoded
 from tests.router.recordings import TOKENIZER
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
@@ -80,6 +80,33 @@ def test_the_bound_holds_and_the_oldest_goes_first():
     assert cache.misses == misses
     cache.ids("<|im_start|>the function number 0 reads the file")
     assert cache.misses == misses + 1
+
+
+def test_a_long_text_is_encoded_while_other_threads_run_on():
+    tokenizer, text, done = real(), "read the user file and the function é 12\n" * 25_000, threading.Event()
+    found = []
+
+    def work():
+        found.append(encoded(tokenizer, text, special=False))
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    ticks = 0
+    while not done.wait(0.001):
+        ticks += 1
+    thread.join()
+    assert ticks > 10  # 2 with Tokenizer.encode
+    assert found[0].dtype == np.uint32
+    assert found[0].tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_tokenizers_own_tokens_are_added_as_asked(special):
+    tokenizer = made(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", 7)])
+    assert encoded(tokenizer, "abc", special).tolist() == tokenizer.encode("abc", add_special_tokens=special).ids
+    assert len(encoded(tokenizer, "abc", special)) == 3 + special
 
 
 def test_several_threads_get_the_same_ids():
