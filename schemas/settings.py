@@ -7,8 +7,9 @@ A process declares a subclass of `Settings`; each field is one setting:
         data_dir: Path = Field(Path("data"), description="folder of the published database")
 
 gives `--data-dir`, `WARMWATCH_DATA_DIR` and `data_dir = ...` in the table `[collect]` of the file named by `--config` or
-`WARMWATCH_CONFIG`; what all processes share (`stream` and so on) may stand at its top instead. A wrong value or an unknown key stops the start with a message
-that names the key and says what would be right; secrets never appear in it. Building a class directly (tests, the demo) reads nothing.
+`WARMWATCH_CONFIG`; what all processes share (`stream` and so on) may stand at its top instead. A wrong value or an unknown key stops the
+start with a message that names the key and says what would be right; secrets never appear in it. Building a class directly (tests, the
+demo) reads nothing.
 """
 
 from __future__ import annotations
