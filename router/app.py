@@ -48,6 +48,7 @@ from schemas.topics import topic_specs
 log = logging.getLogger(__name__)
 
 _FLUSH_S = 5.0
+_OTHER_KEY = "blocks of {} match no prompt: the bridge has another hash key than this router; set the same hash_key for both"
 _COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
 _BLOCK_SIZE_LABEL = re.compile(r'^vllm:cache_config_info\{[^}]*\bblock_size="(\d+)"', re.MULTILINE)
 
@@ -227,6 +228,7 @@ class Router:
         warming = not self.feed.caught_up and self._clock() - self._started_s < self.settings.warm_up_s
         pools = {p.name: {"targets": len(p.targets), "up": int(p.health.up.sum()), "block_size": p.block_size} for p in self.pools}
         dark = [name for name, p in pools.items() if not p["up"]]
+        strange = [f"{p.name}/{t.worker}" for p in self.pools for t in p.targets if self.pools.has_other_key(p, t.number)]
         ready = not warming and not dark
         index = "away" if self.feed.trouble else "following" if self.feed.caught_up else "catching up"
         content = {
@@ -236,6 +238,7 @@ class Router:
                 *([f"no worker of {', '.join(dark)} answers"] if dark else []),
                 *(["the index is catching up with the stream"] if warming else []),
                 *([f"the index does not follow the stream: {self.feed.trouble}"] if self.feed.trouble else []),
+                *([_OTHER_KEY.format(", ".join(dict.fromkeys(strange)))] if strange else []),
                 *([f"records wait: {self.recorder.trouble}"] if self.recorder.trouble else []),
             ],
             "pools": pools,

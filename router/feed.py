@@ -119,6 +119,7 @@ class FeedSink:
             self.strangers += 1
             return
         self._pools.index.hear(source, self._clock())
+        self._pools.hear_key(source, load.bridge.key_id)
         pool.newest_load[load.worker, load.rank] = load
         if load.block_size is not None and pool.block_size is None:
             pool.learn_block_size(load.block_size)

@@ -115,6 +115,11 @@ class StateCollector(Collector):
             "Trust in the worker's index: 1 exact, 0.5 degraded, 0 blind",
             labels=["pool", "worker", "rank"],
         )
+        other_key = GaugeMetricFamily(
+            "warmwatch_router_worker_other_key",
+            "1: the worker's bridge has another hash key than the router, so its blocks match no prompt",
+            labels=["pool", "worker", "rank"],
+        )
         held = GaugeMetricFamily("warmwatch_router_held_blocks", "Distinct blocks on the worker's GPU", labels=["pool", "worker", "rank"])
         for pool in self._pools:
             codes = self._pools.trust(pool, self._clock())
@@ -123,6 +128,7 @@ class StateCollector(Collector):
                 up.add_metric(labels, float(pool.health.up[t.number]))
                 flight.add_metric(labels, float(pool.load.in_flight[t.number]))
                 trust.add_metric(labels, float(codes[t.number]) / EXACT)
+                other_key.add_metric(labels, float(self._pools.has_other_key(pool, t.number)))
                 held.add_metric(labels, float(sum(self._pools.index.held_blocks(s.number) for s in pool.slots_of(t.number))))
         conflicts = CounterMetricFamily(
             "warmwatch_router_block_size_conflicts",
@@ -131,7 +137,7 @@ class StateCollector(Collector):
         )
         for pool in self._pools:
             conflicts.add_metric([pool.name], float(pool.block_size_conflicts))
-        yield from (up, flight, trust, held, conflicts)
+        yield from (up, flight, trust, other_key, held, conflicts)
 
     def _index(self) -> Iterator[Metric]:
         index = self._pools.index

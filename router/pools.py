@@ -80,6 +80,7 @@ class PoolState:
         self._first_slot: npt.NDArray[np.int64] = np.array([s[0].number for s in slots], np.int64)
         self._several = tuple(i for i, s in enumerate(slots) if len(s) > 1)
         self._key = key
+        self.key_id = key.key_id
         self._roots: dict[str | None, int] = {}
 
     def slots_of(self, target: int) -> tuple[Slot, ...]:
@@ -175,6 +176,8 @@ class Pools:
         choose_rank: bool = True,
     ) -> None:
         self.index = PrefixIndex()
+        self._key_id = key.key_id
+        self._other_key: set[int] = set()  # slot numbers
         self._coefficients, self._rules, self._rng = coefficients, rules, rng
         self.by_name: dict[str, PoolState] = {
             p.name: PoolState(
@@ -192,6 +195,27 @@ class Pools:
     def knows(self, source: WorkerId) -> bool:
         """Whether the fleet file has this worker and rank."""
         return source in self._sources
+
+    def hear_key(self, source: WorkerId, key_id: str | None) -> None:
+        """A bridge tells which hash key it names blocks with. Another than ours: its names can never match, so the worker is blind. None:
+        it does not say, and what it said before holds."""
+        number = self.index.slot(source).number
+        if key_id is None or (key_id != self._key_id) == (number in self._other_key):
+            return
+        if key_id == self._key_id:
+            self._other_key.discard(number)
+            log.info("the bridge of %s has this router's hash key now", source)
+            return
+        self._other_key.add(number)
+        log.error(
+            "the bridge of %s names blocks with another hash key (id %s) than this router (id %s), so no prompt can match and it is routed "
+            "to by load: set the same hash_key for both",
+            source, key_id, self._key_id,
+        )  # fmt: skip
+
+    def has_other_key(self, pool: PoolState, target: int) -> bool:
+        """Whether this target's bridge (of a rank) has said that its hash key is not ours."""
+        return any(s.number in self._other_key for s in pool.slots_of(target))
 
     def set_policy(self, pool: str, policy: str) -> None:
         """From the next decision on. Raises KeyError for a pool or policy that there is not."""
@@ -212,9 +236,11 @@ class Pools:
         return None
 
     def trust(self, pool: PoolState, now_s: float) -> npt.NDArray[np.uint8]:
-        """Trust codes by target: what the events say, and no more than the bridge's silence and the index's lag allow."""
+        """Trust codes by target: what the events say, and no more than the bridge's silence and key and the index's lag allow."""
         age_s = now_s - np.minimum(self.index.heard_s, self.index.level_s)
         cap = np.where(age_s > self._rules.blind_after_s, BLIND, np.where(age_s > self._rules.stale_after_s, DEGRADED, 255))
+        if self._other_key:
+            cap[list(self._other_key)] = BLIND
         return pool.by_slot(np.minimum(self.index.trust, cap), worst=True).astype(np.uint8)
 
     def decide(self, pool: PoolState, prompt: Prompt, excluded: set[int], now_s: float) -> Decided | None:

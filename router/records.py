@@ -44,6 +44,7 @@ def decision_fields(exchange: Exchange, decided: Decided, prompt: Prompt, router
         "prompt_tokens": prompt.tokens,
         "block_size": prompt.block_size,
         "lora": None if prompt.lora is None else prompt.lora[:1024],
+        "key_id": decided.pool.key_id,
         "chain": None if prompt.chain is None else pack_hashes(prompt.chain),
         "worker": target.worker,
         "rank": target.rank,

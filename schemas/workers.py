@@ -37,6 +37,9 @@ class BridgeHealth(StreamModel):
     peak_resident_blocks: Counter = 0
     buffered_records: Counter = Field(0, description="records waiting for the stream")
     dropped_records: Counter = Field(0, description="records dropped because the stream was away too long; a gap mark follows")
+    key_id: str | None = Field(
+        None, pattern=r"^[0-9a-f]{8}$", description="which hash key the bridge names blocks with; see HashKey.key_id; null: unknown"
+    )
 
 
 class WorkerLoad(StreamModel):

@@ -155,8 +155,8 @@ async def running(
                 await asyncio.to_thread(router.close)
 
 
-def load_record(worker: str, trust: Trust = Trust.EXACT) -> bytes:
-    health = BridgeHealth(trust=trust, epoch=1)
+def load_record(worker: str, trust: Trust = Trust.EXACT, key_id: str | None = None) -> bytes:
+    health = BridgeHealth(trust=trust, epoch=1, key_id=key_id)
     return (
         WorkerLoad(pool="tiny", worker=worker, rank=0, time_s=time.time(), engine="vllm", up=True, bridge=health).model_dump_json().encode()
     )

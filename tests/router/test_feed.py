@@ -223,3 +223,43 @@ async def test_index_and_records_work_over_a_real_broker_and_through_its_absence
         decisions, outcomes = await r.records(5)
         assert (len(decisions), len(outcomes), r.router.recorder.dropped) == (5, 5, 0)
         assert [d.candidates[0].overlap_tokens for d in decisions] == [96, 96, 96, 96, 48]
+
+
+async def test_a_worker_whose_bridge_has_another_hash_key_is_blind_until_it_has_ours(caplog):
+    async def page(r, path):
+        async with r.client.get(r.url + path) as response:
+            return await response.text()
+
+    async with FakeEngine("w0").serving() as w0, FakeEngine("w1").serving() as w1, running([w0, w1]) as r:
+        for worker in ("w0", "w1"):
+            await r.hold(worker, r.chain(PROMPT))
+        pools = r.router.pools
+        other = pools.by_name["tiny"]
+        for key_id in ("01234567", "01234567", None):
+            await append(r.hub, WORKER_LOAD, b"w1", load_record("w1", key_id=key_id))
+        await append(r.hub, WORKER_LOAD, b"w0", load_record("w0", key_id=KEY.key_id))
+        await until(lambda: len(other.newest_load) == 2 and other.newest_load["w1", 0].bridge.key_id is None)
+        assert (trust_of(r, "w0"), trust_of(r, "w1")) == (EXACT, BLIND)
+        errors = [m.getMessage() for m in caplog.records if m.levelname == "ERROR"]
+        assert len(errors) == 1
+        assert "w1" in errors[0]
+        assert "set the same hash_key" in errors[0]
+        ready = json.loads(await page(r, "/readyz"))
+        assert ready["ready"]
+        assert ["tiny/w1" in why and "tiny/w0" not in why and "set the same hash_key" in why for why in ready["why"]] == [True]
+        metric = 'warmwatch_router_worker_other_key{{pool="tiny",rank="0",worker="{}"}} {}'
+        lines = (await page(r, "/metrics")).splitlines()
+        assert metric.format("w0", "0.0") in lines
+        assert metric.format("w1", "1.0") in lines
+        await append(r.hub, WORKER_LOAD, b"w1", load_record("w1", key_id=KEY.key_id))
+        await until(lambda: trust_of(r, "w1") == EXACT)
+        assert json.loads(await page(r, "/readyz"))["why"] == []
+
+
+async def test_a_bridge_that_does_not_name_its_key_is_not_judged(caplog):
+    async with FakeEngine("w0").serving() as w0, running([w0]) as r:
+        await r.hold("w0", r.chain(PROMPT))
+        await append(r.hub, WORKER_LOAD, b"w0", load_record("w0"))
+        await until(lambda: r.router.pools.by_name["tiny"].newest_load)
+        assert trust_of(r) == EXACT
+        assert not [m for m in caplog.records if m.levelname == "ERROR"]
