@@ -28,6 +28,7 @@ _HOP_BY_HOP = frozenset(
         b"proxy-authorization",
     )
 )
+_END_TO_END = frozenset((b"content-length", b"content-type", b"content-encoding", b"authorization"))
 _NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length"}
 _ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError", 413: "RequestTooLarge", 500: "InternalServerError", 503: "ServiceUnavailable"}
 
@@ -95,17 +96,25 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 def forwarded_request_headers(scope: Scope) -> list[tuple[str, str]]:
     """What goes on to the worker: all but hop-by-hop headers and our own."""
+    dropped = _NOT_FORWARDED | _named_by_connection(scope["headers"])
     return [
         (key.decode("latin-1"), text_of(value))
         for key, value in scope["headers"]
-        if key not in _NOT_FORWARDED and key != b"x-request-id" and not key.startswith(b"x-warmwatch-")
+        if key not in dropped and key != b"x-request-id" and not key.startswith(b"x-warmwatch-")
     ]
 
 
 def forwarded_response_headers(raw: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
     """What goes back to the client: all but hop-by-hop headers and the request id, which we set."""
-    lowered = ((key.lower(), value) for key, value in raw)
-    return [(key, value) for key, value in lowered if key not in _HOP_BY_HOP and key != b"x-request-id"]
+    lowered = [(key.lower(), value) for key, value in raw]
+    dropped = _HOP_BY_HOP | _named_by_connection(lowered)
+    return [(key, value) for key, value in lowered if key not in dropped and key != b"x-request-id"]
+
+
+def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """Headers that the sender means for this hop only, lower case (RFC 9110, 7.6.1). What tells its length, form or sender never is."""
+    named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
+    return frozenset(named - _END_TO_END)
 
 
 class Departure:

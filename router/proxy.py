@@ -45,7 +45,7 @@ from router.recorder import Recorder
 from router.records import decision_fields, decision_json, outcome_json
 from router.request_ids import MOST_CHARACTERS, RecordedIds, new_id
 from router.settings import RouterSettings
-from router.usage import StreamTail, Usage, WholeAnswer
+from router.usage import StreamTail, WholeAnswer
 from router.workers import Flight
 from schemas.requests import Attempt
 
@@ -231,7 +231,7 @@ class Proxy:
             response = await self._open(exchange, decided)
             try:
                 keeps_blocks = response.status == 200
-                await self._relay(exchange, decided, prompt, response, flight, send)
+                await self._relay(exchange, decided, prompt, response, flight, send, recorded)
             except BaseException:
                 keeps_blocks = False
                 response.close()
@@ -262,24 +262,33 @@ class Proxy:
             health.refused(target.number)
             raise UpstreamTrouble("connect", str(e) or type(e).__name__, retry=True) from e
         except TimeoutError as e:
+            health.broke(target.number)
             raise UpstreamTrouble("timeout", str(e) or type(e).__name__, retry=False) from e
         except (aiohttp.ClientError, OSError) as e:
             health.broke(target.number)
             raise UpstreamTrouble("upstream", f"{type(e).__name__}: {e}", retry=True) from e
-        health.answered(target.number)
         exchange.error = None
         return response
 
     async def _relay(
-        self, exchange: Exchange, decided: Decided, prompt: Prompt, response: aiohttp.ClientResponse, flight: Flight, send: Send
+        self,
+        exchange: Exchange,
+        decided: Decided,
+        prompt: Prompt,
+        response: aiohttp.ClientResponse,
+        flight: Flight,
+        send: Send,
+        recorded: bool,
     ) -> None:
+        """Chunk by chunk to the client. What is recorded is read for its usage too. Raises UpstreamTrouble when the answer breaks off."""
         exchange.status = response.status
         exchange.answering = True
         streams = response.headers.get("content-type", "").startswith("text/event-stream")
         await send(
             {"type": "http.response.start", "status": response.status, "headers": self._headers(exchange, decided, prompt, response)}
         )
-        seen: StreamTail | WholeAnswer = StreamTail() if streams else WholeAnswer()
+        seen = None if not recorded else StreamTail() if streams else WholeAnswer()
+        health, target = decided.pool.health, decided.target.number
         try:
             async for chunk in response.content.iter_any():
                 if exchange.ttft_s is None and streams and not chunk.startswith(b":"):  # a comment is no content
@@ -287,16 +296,24 @@ class Proxy:
                     exchange.ttft_s = now_s - (exchange.dispatched_s or now_s)
                     decided.pool.load.first_token(flight, now_s)
                     self._metrics.first_token(decided.pool.name, decided.target.worker, exchange.ttft_s)
+                if not exchange.response_bytes:
+                    health.answered(target)
                 exchange.response_bytes += len(chunk)
-                seen.add(chunk)
+                if seen is not None:
+                    seen.add(chunk)
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except (TimeoutError, aiohttp.ClientError, OSError) as e:
             kind = "timeout" if isinstance(e, asyncio.TimeoutError) else "upstream"
+            if not exchange.response_bytes:  # engines send the head of a stream before they compute
+                health.broke(target)
             if streams:  # say it in the stream; otherwise the connection ends short of its length
                 event = b"data: " + orjson.dumps(error_object(502, f"the worker's answer broke off: {type(e).__name__}")) + b"\n\n"
                 await send({"type": "http.response.body", "body": event, "more_body": False})
             raise UpstreamTrouble(kind, f"{type(e).__name__}: {e}", retry=False) from e
-        exchange.usage = seen.usage() if response.status == 200 else Usage()
+        if not exchange.response_bytes:
+            health.answered(target)
+        if seen is not None and response.status == 200:
+            exchange.usage = seen.usage()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _headers(self, exchange: Exchange, decided: Decided, prompt: Prompt, response: aiohttp.ClientResponse) -> RawHeaders:

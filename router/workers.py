@@ -159,7 +159,8 @@ class Health:
         self._set(self.targets[target].url, False)
 
     def broke(self, target: int) -> None:
-        """The connection ended before the first byte: perhaps an old one that the worker had closed, perhaps the worker died."""
+        """The connection ended, or was silent for too long, before the first byte: perhaps an old one that the worker had closed, perhaps
+        the worker died or hangs."""
         self.breaks[target] += 1
         if self.breaks[target] >= _BREAKS_UNTIL_DOWN:
             self._set(self.targets[target].url, False)

@@ -38,7 +38,8 @@ def _headers(request: web.Request) -> dict[str, str]:
 
 @dataclass
 class FakeEngine:
-    """gate: when set to an Event, the answer waits there before its first byte; between: awaited before each further chunk."""
+    """gate: when set to an Event, the answer waits there before its first byte, or with head_first before a stream's first chunk;
+    between: awaited before each further chunk. healthy: what /health says."""
 
     name: str
     url: str = ""
@@ -46,6 +47,8 @@ class FakeEngine:
     chunks: list[bytes] = field(default_factory=answer_chunks)
     status: int = 200
     gate: asyncio.Event | None = None
+    head_first: bool = False
+    healthy: bool = True
     between: Callable[[int], Any] | None = None
     break_after: int | None = None
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -55,7 +58,7 @@ class FakeEngine:
         body = await request.read()
         self.seen.append(Seen(request.raw_path, _headers(request), body))
         try:
-            if self.gate is not None:
+            if self.gate is not None and not self.head_first:
                 await self.gate.wait()
             if self.status != 200:
                 return web.json_response({"error": {"message": "no", "code": self.status}}, status=self.status)
@@ -63,6 +66,8 @@ class FakeEngine:
                 return web.json_response({"choices": [{"text": "x"}], "usage": USAGE}, headers={"X-Request-Id": "engine"})
             response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8", "x-engine": self.name})
             await response.prepare(request)
+            if self.gate is not None and self.head_first:
+                await self.gate.wait()
             for i, chunk in enumerate(self.chunks):
                 if i and self.between is not None:
                     await self.between(i)
@@ -97,7 +102,7 @@ class FakeEngine:
             return web.json_response({"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 4096}]})
 
         async def health(_: web.Request) -> web.Response:
-            return web.Response()
+            return web.Response(status=200 if self.healthy else 503)
 
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/v1/chat/completions", self.completions)

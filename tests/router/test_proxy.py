@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from router.asgi import forwarded_response_headers
 from schemas.block_hash import hash_chain, root_hash, salted_extras
 from schemas.kv_events import Kind
 from schemas.requests import Candidate, Decision, Outcome, unpack_hashes
@@ -354,6 +355,37 @@ async def test_a_silent_engine_times_out_and_is_not_asked_twice():
         assert r.nothing_in_flight()
 
 
+@pytest.mark.parametrize("head_first", [False, True])
+async def test_a_worker_that_stays_silent_is_left_out_until_its_health_answers(head_first):
+    async with fleet(2, read_timeout_s=0.2) as (r, (silent, _)):
+        silent.gate, silent.head_first, silent.healthy = asyncio.Event(), head_first, False
+        body, health = {**BODY, "stream": True}, r.router.pools.by_name["tiny"].health
+        await r.hold("w0", r.chain(PROMPT))
+        for downs in ([True, True], [False, True]):
+            await r.post(body)
+            assert health.up.tolist() == downs
+        assert len(silent.seen) == 2
+        status, headers, _ = await r.post(body)
+        assert (status, headers["x-warmwatch-worker"], len(silent.seen)) == (200, "w1", 2)
+        _, outcomes = await r.records(3)
+        assert [o.error for o in outcomes] == ["timeout", "timeout", None]
+        silent.gate.set()
+        silent.healthy = True
+        await until(health.up.all)
+        assert (await r.post(body))[1]["x-warmwatch-worker"] == "w0"
+
+
+async def test_a_silence_after_the_first_byte_leaves_the_worker_in():
+    async with fleet(1, read_timeout_s=0.2) as (r, (engine,)):
+        never = asyncio.Event()
+        engine.healthy, engine.between = False, lambda _: never.wait()
+        for _ in range(3):
+            assert (await r.post({**BODY, "stream": True}))[0] == 200
+        assert r.router.pools.by_name["tiny"].health.up.all()
+        _, outcomes = await r.records(3)
+        assert [o.error for o in outcomes] == ["timeout"] * 3
+
+
 async def test_tokens_come_from_the_engine_when_the_pool_has_no_tokenizer():
     async with fleet(1, tokenizer=False) as (r, (engine,)):
         engine.tokens = PROMPT
@@ -480,6 +512,38 @@ async def test_other_paths_pass_through():
         (seen,) = [s for e in engines for s in e.seen]
         assert (seen.path, seen.body, seen.headers["x-odd"]) == ("/some/path%20x?q=%2F1", b"abc", "1")
         assert r.nothing_in_flight()
+
+
+async def test_answers_to_other_paths_are_not_read_for_usage(monkeypatch):
+    def read(*_):
+        raise AssertionError("nobody asks for it")
+
+    monkeypatch.setattr("router.proxy.WholeAnswer", read)
+    monkeypatch.setattr("router.proxy.StreamTail", read)
+    async with fleet(1) as (r, _):
+        async with r.client.get(r.url + "/other") as response:
+            assert (response.status, await response.text()) == (418, "GET by w0")
+        assert "warmwatch_router_internal_errors_total 0.0" in r.router.metrics.page().decode()
+
+
+async def test_headers_that_connection_names_stay_on_their_hop():
+    async with fleet(1) as (r, (engine,)):
+        sent = {"Connection": "keep-alive, X-Hop , content-type", "X-Hop": "1", "X-End": "2"}
+        async with r.client.put(r.url + "/other", data=b"abc", headers={**sent, "content-type": "text/odd"}) as response:
+            assert response.status == 418
+        seen = engine.seen[0].headers
+        assert ("x-hop" in seen, seen["x-end"], seen["content-type"], engine.seen[0].body) == (False, "2", "text/odd", b"abc")
+
+
+def test_response_headers_that_connection_names_stay_on_their_hop():
+    raw = [
+        (b"Connection", b"close, X-Hop"),
+        (b"X-Hop", b"1"),
+        (b"X-End", b"2"),
+        (b"Content-Length", b"3"),
+        (b"Connection", b"Content-Length"),
+    ]
+    assert forwarded_response_headers(raw) == [(b"x-end", b"2"), (b"content-length", b"3")]
 
 
 async def test_models_health_readiness_and_metrics():
