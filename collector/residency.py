@@ -34,7 +34,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from schemas.kv_events import COMPLETE, FIRST, LAST, WINDOWED, Kind, Unpacked
+from schemas.kv_events import COMPLETE, ENGINE_RESTARTED, FIRST, LAST, WINDOWED, Kind, Unpacked
 from schemas.workers import Trust
 
 I64 = npt.NDArray[np.int64]
@@ -271,8 +271,6 @@ def _apply(  # type: ignore[no-untyped-def]
             w["reason"] = _LATE_START
             w["epoch_at_s"] = bridge_s
             w["peak"] = 0
-            if w["started"]:
-                w["restarts"] += 1
             w["started"] = True
             w["epoch"] = epoch
             w["has_seq"] = False
@@ -358,7 +356,7 @@ def _apply(  # type: ignore[no-untyped-def]
             elif kind == _EPOCH:
                 again = w["started"] and epoch == w["epoch"]
                 used = _fresh(w, ring, heads, ids, used, retired, kind, seq, time_s)
-                if w["started"] and not again:
+                if w["started"] and not again and e["flags"] & ENGINE_RESTARTED:
                     w["restarts"] += 1
                 if w["snapshot"] != 0:
                     retired[w["snapshot"]] = -2

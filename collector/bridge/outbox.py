@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from collector.bridge.record_builder import BuiltRecord
-from schemas.kv_events import EVENT, BadBatch, Kind, KvBatch, WorkerId, decode, encode
+from schemas.kv_events import ENGINE_RESTARTED, EVENT, BadBatch, Kind, KvBatch, WorkerId, decode, encode
 from schemas.stream import RecordTooLarge, StreamError, StreamFull, UnknownTopic, Writer
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class _Loss:
     first: int
     last: int
     starts_epoch: bool
+    restarted: bool
 
 
 class Outbox:
@@ -116,7 +117,7 @@ class Outbox:
         self.dropped[record.source] += 1
         if record.snapshot is None:
             self._needs_snapshot.add(record.source)
-            self._note(record.source, _Loss(record.epoch, record.first_seq, record.last_seq, record.starts_epoch))
+            self._note(record.source, _Loss(record.epoch, record.first_seq, record.last_seq, record.starts_epoch, record.restarted))
             return
         rest = [r for r in self._queue if r.source == record.source and r.snapshot == record.snapshot]
         if rest:
@@ -134,7 +135,9 @@ class Outbox:
         self._needs_snapshot.add(batch.source)
         kinds = batch.events["kind"]
         if not (kinds == Kind.SNAPSHOT).all():
-            self._note(batch.source, _Loss(batch.epoch, batch.first_seq, batch.last_seq, bool((kinds == Kind.EPOCH_STARTED).any())))
+            starts = batch.events[kinds == Kind.EPOCH_STARTED]
+            restarted = bool((starts["flags"] & ENGINE_RESTARTED).any())
+            self._note(batch.source, _Loss(batch.epoch, batch.first_seq, batch.last_seq, bool(len(starts)), restarted))
 
     def _note(self, source: WorkerId, loss: _Loss) -> None:
         losses = self._losses.setdefault(source, [])
@@ -143,6 +146,7 @@ class Outbox:
         if losses and losses[-1].epoch == loss.epoch and losses[-1].first <= loss.first <= losses[-1].last + 1:
             losses[-1].last = max(losses[-1].last, loss.last)
             losses[-1].starts_epoch |= loss.starts_epoch
+            losses[-1].restarted |= loss.restarted
         else:
             losses.append(loss)
 
@@ -152,7 +156,7 @@ class Outbox:
             loss, now_s = losses[0], self._clock()
             rows = [(Kind.GAP, 0, 0, 0, loss.first, now_s, loss.last, 0, 0)]
             if loss.starts_epoch:  # its earlier content is unknown to readers, whatever the lost mark said
-                rows.insert(0, (Kind.EPOCH_STARTED, 0, 0, 0, loss.first, now_s, 0, 0, 0))
+                rows.insert(0, (Kind.EPOCH_STARTED, 0, 0, 0, loss.first, now_s, 0, 0, ENGINE_RESTARTED if loss.restarted else 0))
             epoch, seq = self._sent_up_to.get(source, (loss.epoch, loss.last))
             # a mark that comes after later batches (the writer gave an earlier one up) must not look like an old copy
             last = max(loss.last, seq) if epoch == loss.epoch else loss.last

@@ -32,6 +32,7 @@ class RankFeed:
         max_held_bytes: int = MAX_HELD_BYTES,
     ) -> None:
         self.source = source
+        self._key_id = key.key_id
         self.builder = RecordBuilder(source, target_bytes)
         self.state = RankState(key, source, self.builder)
         self.sequence = Sequencer(can_replay=can_replay, max_held_bytes=max_held_bytes)
@@ -137,6 +138,7 @@ class RankFeed:
         return BridgeHealth(
             trust=self.trust,
             epoch=self.epoch,
+            key_id=self._key_id,
             seq=max(seen, default=None),
             frames=self.frames,
             mangled_frames=self._bad_frames + sequence.mangled,
@@ -174,7 +176,7 @@ class RankFeed:
         self.epoch = max(self.epoch + 1, int(now_s * 1000))
         self.state.forget()
         self.trust = Trust.EXACT if step.complete else Trust.DEGRADED
-        self.builder.start_epoch(self.epoch, step.complete, step.seq, now_s)
+        self.builder.start_epoch(self.epoch, step.complete, step.seq, now_s, restarted=step.restarted)
         self._next_snapshot_s = now_s + self._snapshot_interval_s
 
     def _apply(self, step: Apply, now_s: float) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.block_hash import U64
-from schemas.kv_events import COMPLETE, EVENT, FIRST, LAST, Kind, KvBatch, WorkerId, encode
+from schemas.kv_events import COMPLETE, ENGINE_RESTARTED, EVENT, FIRST, LAST, Kind, KvBatch, WorkerId, encode
 
 TARGET_BYTES = 256 << 10
 MAX_EVENT_HASHES = 16 << 10  # 128 KiB, so that a record stays well under the topic's limit
@@ -24,7 +24,7 @@ Row = tuple[int, int, int, int, int, float, int, int, int]
 class BuiltRecord:
     """One record for the stream. first_seq to last_seq: engine batches it stands for; None when it only repeats (snapshots).
 
-    snapshot: number of the snapshot that it is part of; starts_epoch: it holds an EPOCH_STARTED.
+    snapshot: number of the snapshot that it is part of; starts_epoch: it holds an EPOCH_STARTED, restarted: with ENGINE_RESTARTED.
     """
 
     source: WorkerId
@@ -34,6 +34,7 @@ class BuiltRecord:
     value: bytes
     snapshot: int | None = None
     starts_epoch: bool = False
+    restarted: bool = False
 
 
 class RecordBuilder:
@@ -49,7 +50,7 @@ class RecordBuilder:
         self._rows: list[Row] = []
         self._hashes: list[U64] = []
         self._bytes = 0
-        self._starts_epoch = False
+        self._starts_epoch = self._restarted = False
         self._first_seq: int | None = None
         self._last_seq = 0
         self._engine_time_s: float | None = None
@@ -69,12 +70,13 @@ class RecordBuilder:
         if engine_time_s is not None:
             self._engine_time_s = engine_time_s
 
-    def start_epoch(self, epoch: int, complete: bool, seq: int, time_s: float) -> None:
+    def start_epoch(self, epoch: int, complete: bool, seq: int, time_s: float, *, restarted: bool = False) -> None:
+        """restarted: the engine itself began anew."""
         self.close(time_s)
         self.epoch = epoch
         self.batch(seq, None, time_s)
-        self._starts_epoch = True
-        self.row(Kind.EPOCH_STARTED, seq, time_s, flags=COMPLETE if complete else 0)
+        self._starts_epoch, self._restarted = True, restarted
+        self.row(Kind.EPOCH_STARTED, seq, time_s, flags=(COMPLETE if complete else 0) | (ENGINE_RESTARTED if restarted else 0))
 
     def gap(self, first: int, last: int, time_s: float) -> None:
         """Batches first to last (both included) are lost."""
@@ -146,7 +148,9 @@ class RecordBuilder:
                 np.array(self._rows, EVENT), np.concatenate(self._hashes) if self._hashes else _NO_HASHES,
             )
         )  # fmt: skip
-        self._ready.append(BuiltRecord(self.source, self.epoch, first, self._last_seq, value, snapshot, self._starts_epoch))
+        self._ready.append(
+            BuiltRecord(self.source, self.epoch, first, self._last_seq, value, snapshot, self._starts_epoch, self._restarted)
+        )
         self._reset()
 
     def take(self, bridge_time_s: float) -> list[BuiltRecord]:

@@ -39,10 +39,11 @@ MAX_SILENT_VERIFICATIONS = 5
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A new incarnation. complete: its cache was empty before `seq`."""
+    """A new incarnation. complete: its cache was empty before `seq`; restarted: the engine itself began anew, not only we."""
 
     complete: bool
     seq: int
+    restarted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +281,7 @@ class Sequencer:
         self._settled()
         self.newest_live = None
         self.next = 0
-        return [Epoch(True, 0)]
+        return [Epoch(True, 0, restarted=True)]
 
     def _settled(self) -> None:
         self._rounds = self._idle_rounds = 0

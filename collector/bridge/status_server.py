@@ -30,7 +30,7 @@ class BridgeMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         health = self._health()
         for name, field in BridgeHealth.model_fields.items():
-            if name == "trust":
+            if name in ("trust", "key_id"):
                 continue
             kind = GaugeMetricFamily if name in _GAUGES else CounterMetricFamily
             family = kind(f"warmwatch_bridge_{name}", field.description or f"{name} of the worker's cache", labels=_LABELS)
@@ -44,6 +44,10 @@ class BridgeMetrics(Collector):
             for level in Trust:
                 trust.add_metric([source.pool, source.worker, str(source.rank), level], float(state.trust is level))
         yield trust
+        keys = GaugeMetricFamily("warmwatch_bridge_hash_key", "1; the label key_id names the hash key", labels=(*_LABELS, "key_id"))
+        for source, state in health.items():
+            keys.add_metric([source.pool, source.worker, str(source.rank), state.key_id or ""], 1.0)
+        yield keys
         for name, value in self._process().items():
             if name.endswith("_total"):
                 yield CounterMetricFamily(f"warmwatch_bridge_{name.removesuffix('_total')}", "of the bridge's process", value=value)

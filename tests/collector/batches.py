@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from schemas.kv_events import COMPLETE, EVENT, FIRST, LAST, Kind, KvBatch, WorkerId
+from schemas.kv_events import COMPLETE, ENGINE_RESTARTED, EVENT, FIRST, LAST, Kind, KvBatch, WorkerId
 
 Event = tuple[Kind, Sequence[int], dict[str, float]]
 
@@ -39,7 +39,7 @@ def random_batches(rng: random.Random, worker: WorkerId, n: int, blocks: int, st
         dice = rng.random()
         if dice < 0.01:
             epoch, seq = epoch + 1, 0
-            flags = COMPLETE if rng.random() < 0.7 else 0
+            flags = (COMPLETE if rng.random() < 0.7 else 0) | (ENGINE_RESTARTED if rng.random() < 0.6 else 0)
             marks = [event(Kind.EPOCH_STARTED, flags=flags)] if rng.random() < 0.8 else []
             out.append(batch(worker, epoch, seq, time_s, *marks))
             continue

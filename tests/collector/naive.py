@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from schemas.kv_events import COMPLETE, FIRST, LAST, Kind, KvBatch
+from schemas.kv_events import COMPLETE, ENGINE_RESTARTED, FIRST, LAST, Kind, KvBatch
 
 
 @dataclass
@@ -36,7 +36,6 @@ class NaiveWorker:
         kinds = [int(e["kind"]) for e in batch.events]
         marked = bool(kinds) and kinds[0] == Kind.EPOCH_STARTED
         if (self.epoch is None or batch.epoch > self.epoch) and not marked:
-            self.restarts += self.epoch is not None
             self.held.clear()
             self.trust, self.peak, self.epoch, self.seq = "degraded", 0, batch.epoch, None
         if self.seq is not None and not marked and batch.first_seq > self.seq + 1 and not (kinds and kinds[0] == Kind.GAP):
@@ -57,7 +56,7 @@ class NaiveWorker:
                 self.held.clear()
                 self.trust = "exact"
             elif kind == Kind.EPOCH_STARTED:
-                self.restarts += self.epoch is not None and self.epoch != batch.epoch
+                self.restarts += self.epoch is not None and self.epoch != batch.epoch and bool(flags & ENGINE_RESTARTED)
                 self.held.clear()
                 self.epoch, self.seq, self.peak, self.snapshot = batch.epoch, None, 0, None
                 self.trust = "exact" if flags & COMPLETE else "degraded"

@@ -129,6 +129,7 @@ async def test_events_are_found_through_the_engines_own_answer(engine_name: str)
                     page = await response.text()
         assert 'warmwatch_bridge_resident_blocks{pool="p",rank="0",worker="w"} 3.0' in page
         assert 'warmwatch_bridge_trust{pool="p",rank="0",trust="exact",worker="w"} 1.0' in page
+        assert f'warmwatch_bridge_hash_key{{key_id="{load.bridge.key_id}",pool="p",rank="0",worker="w"}} 1.0' in page
         assert 'warmwatch_bridge_frames_total{pool="p",rank="0",worker="w"}' in page
     finally:
         engine.close()

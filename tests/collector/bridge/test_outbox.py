@@ -7,7 +7,7 @@ import pytest
 
 from collector.bridge.outbox import RECORD_OVERHEAD_BYTES, Outbox
 from collector.bridge.record_builder import BuiltRecord, RecordBuilder
-from schemas.kv_events import COMPLETE, FIRST, LAST, Kind, WorkerId, decode
+from schemas.kv_events import COMPLETE, ENGINE_RESTARTED, FIRST, LAST, Kind, WorkerId, decode
 from schemas.stream import StreamFull
 from schemas.stream.base import Headers
 from tests.collector.bridge.wire import SOURCE
@@ -90,18 +90,19 @@ def test_the_oldest_are_dropped_and_a_gap_names_exactly_them_before_the_rest() -
     assert s.lost == [SOURCE]
 
 
-def test_a_lost_epoch_start_is_told_again_as_incomplete() -> None:
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_lost_epoch_start_is_told_again_as_incomplete_and_whose_restart_it_was(restarted: bool) -> None:
     s = Setup(2)
     s.writer.open = False
     s.put(*s.store(8, epoch=1))
     builder = s.builders[SOURCE]
-    builder.start_epoch(2, True, 0, 1.0)
+    builder.start_epoch(2, True, 0, 1.0, restarted=restarted)
     s.put(*builder.take(1.0), *s.store(1, epoch=2), *s.store(2, epoch=2))
     s.writer.open = True
     s.push()
     assert s.writer.rows() == [("GAP-8", 1, 8), ("EPOCH_STARTED", 2, 0), ("GAP-0", 2, 0), ("STORED", 2, 1), ("STORED", 2, 2)]
     starts = [e for _, v in s.writer.taken for e in decode(v).events if e["kind"] == Kind.EPOCH_STARTED]
-    assert [int(e["flags"]) & COMPLETE for e in starts] == [0]
+    assert [int(e["flags"]) for e in starts] == [ENGINE_RESTARTED if restarted else 0]
 
 
 def test_the_gap_comes_even_when_the_worker_says_no_more() -> None:

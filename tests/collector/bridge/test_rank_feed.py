@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from collector.bridge.rank_feed import RankFeed
-from schemas.kv_events import COMPLETE, Kind, decode
+from schemas.kv_events import COMPLETE, ENGINE_RESTARTED, Kind, decode
 from schemas.workers import Trust
 from tests.collector.bridge.wire import KEY, SOURCE, cleared, message, one_block, payload, removed, stored
 
@@ -71,6 +71,7 @@ def test_a_restart_begins_a_record_of_its_own_with_an_empty_cache() -> None:
     records = [decode(r.value) for r in f.take(3.0)]
     assert [(b.epoch, b.first_seq, b.last_seq) for b in records] == [(1000, 0, 1), (2000, 0, 0)]
     assert int(records[1].events[0]["kind"]) == Kind.EPOCH_STARTED
+    assert [int(b.events[0]["flags"]) for b in records] == [COMPLETE, COMPLETE | ENGINE_RESTARTED]
     assert f.health().resident_blocks == 1
     assert f.health().restarts == 1
 
