@@ -1,7 +1,6 @@
 """`warmwatch sql`: one question to the published database, answered as a table, CSV or JSON lines.
 
-The question runs as a subquery of a locked connection (read.py): nothing that writes can stand in a subquery, and no file or address can be
-reached but the segments that the published views name. Times are UTC.
+The question runs on a locked connection, in a form in which it can only read (read.py). Times are UTC.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from schemas.settings import Settings
-from schemas.tables.read import FILE_NAME, PublishedError, cursor, open_published
+from schemas.tables.read import FILE_NAME, NotReadingError, PublishedError, cursor, open_published, reading_only
 
 EXIT_TROUBLE = 1
 FETCH_ROWS = 2000
@@ -61,7 +60,7 @@ def answer(path: Path, settings: AskSettings, out: TextIO, notes: TextIO) -> int
     timer: threading.Timer | None = None
     try:
         at = cursor(connection)
-        text = as_subquery(at, settings.question)
+        text = reading_only(at, settings.question)
         timer = threading.Timer(settings.timeout_s, at.interrupt)
         timer.daemon = True
         timer.start()
@@ -72,6 +71,8 @@ def answer(path: Path, settings: AskSettings, out: TextIO, notes: TextIO) -> int
         if rows.more:
             print(f"(the answer was cut after {settings.max_rows} rows; see --max-rows)", file=notes)
         return 0
+    except NotReadingError as e:
+        raise QuestionError(str(e)) from e
     except duckdb.InterruptException as e:
         raise QuestionError(f"stopped after {settings.timeout_s:g} s: narrow the time range, aggregate, or raise --timeout-s") from e
     except duckdb.OutOfMemoryException as e:
@@ -84,16 +85,6 @@ def answer(path: Path, settings: AskSettings, out: TextIO, notes: TextIO) -> int
         if timer is not None:
             timer.cancel()
         connection.close()
-
-
-def as_subquery(at: duckdb.DuckDBPyConnection, sql: str) -> str:
-    """The question in a form in which it can only read. Raises QuestionError for none, several, or one that is no query."""
-    statements = at.extract_statements(sql)
-    if len(statements) != 1:
-        raise QuestionError("ask one question at a time" if statements else "there is no question; such as: FROM workers")
-    if statements[0].type != duckdb.StatementType.SELECT:
-        raise QuestionError("only questions that read can be asked: SELECT, FROM, WITH, VALUES, DESCRIBE, SHOW, SUMMARIZE")
-    return f"SELECT * FROM (\n{statements[0].query.strip().rstrip(';')}\n)"  # noqa: S608 a question on a locked connection
 
 
 class _Counted:

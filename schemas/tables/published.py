@@ -243,7 +243,7 @@ WORKERS = _table(
     ("running", "DOUBLE", "Requests running."),
     ("waiting", "DOUBLE", "Requests waiting."),
     ("kv_usage", "DOUBLE", "Share of blocks held by requests, 0 to 1."),
-    ("restarts", "UBIGINT", "New epochs seen after the first."),
+    ("restarts", "UBIGINT", "Restarts of the engine that its bridge saw: its sequence began anew. A restart of the bridge alone is none."),
 )
 
 CHANGES = _table(

@@ -6,8 +6,9 @@ in memory, with the file attached read-only. Before it is handed out it is locke
 that the file's own views name, no other file, no network, no extension, no Python variable, and its settings can't be changed. The folder
 that holds the published file is never opened as a whole: the collector's private state, the stream and the hash key live there.
 
-What the lock does not stop is `COPY ... TO` into the folders of the segments: DuckDB knows no read-only folder. A program that runs SQL it
-did not write must refuse it itself, by running it as a subquery, in which no statement that writes may stand (dashboard/console.py).
+What the lock does not stop is `COPY ... TO` into the folders of the segments: DuckDB knows no read-only folder, and lets a top-level WITH
+hold COPY, INSERT or DELETE. A program that runs SQL it did not write must pass it through `reading_only`. Checking words would not do: they
+stand in strings, comments and names too.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class PublishedError(Exception):
     PublishedError
     ├── PublishedMissingError        no file yet
     ├── PublishedUnreadableError     a file, but not one that can be opened
-    └── PublishedIncompatibleError   a file of another major version
+    ├── PublishedIncompatibleError   a file of another major version
+    └── NotReadingError              a statement that may not be asked here
     """
 
 
@@ -46,6 +48,10 @@ class PublishedUnreadableError(PublishedError):
 
 class PublishedIncompatibleError(PublishedError):
     """The file was written by another major version of these tables."""
+
+
+class NotReadingError(PublishedError):
+    """The statement does more than read, or is none, or there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +153,21 @@ def _quote(text: str) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
+
+
+_EXPLAIN = re.compile(r"^\s*EXPLAIN\s+(ANALYZE\s+)?(?=[A-Z(])", re.IGNORECASE)
+
+
+def reading_only(at: duckdb.DuckDBPyConnection, sql: str) -> str:
+    """One statement in a form in which it can only read: as a subquery, where DuckDB's binder refuses all that writes. EXPLAIN is let
+    through. Raises NotReadingError for none, several, or one that is no query; duckdb.ParserException for what is no SQL."""
+    statements = at.extract_statements(sql)
+    if len(statements) != 1:
+        raise NotReadingError("ask one question at a time" if statements else "there is no question; such as: FROM workers")
+    text = statements[0].query.strip().rstrip(";")
+    explain = _EXPLAIN.match(text)
+    asked = at.extract_statements(text[explain.end() :]) if explain else statements
+    if len(asked) != 1 or asked[0].type != duckdb.StatementType.SELECT:
+        raise NotReadingError("only questions that read can be asked: SELECT, WITH, FROM, VALUES, DESCRIBE, SHOW, SUMMARIZE, EXPLAIN")
+    prefix, query = (explain[0], text[explain.end() :]) if explain else ("", text)
+    return f"{prefix}SELECT * FROM (\n{query}\n)"  # noqa: S608 - a question on a locked connection

@@ -154,7 +154,7 @@ def test_a_refused_query_says_why(page: Callable[..., AppTest]) -> None:
     app.text_area(key="sql_text").input("DROP TABLE requests").run()
     app.button[0].click().run()
     assert not app.exception
-    assert "Only queries that read" in texts(app)
+    assert "Only questions that read" in texts(app)
 
 
 def test_the_schema_browser_tells_every_column(page: Callable[..., AppTest], on: Callable[..., Site]) -> None:
