@@ -33,7 +33,7 @@ from collector.rollups import Rollups
 from collector.store.columns import from_rows, micros
 from collector.store.publish import SCHEMAS
 from schemas.changes import Change
-from schemas.kv_events import BadBatch, Kind, Unpacked, WorkerId, decode, unpack
+from schemas.kv_events import COMPLETE, ENGINE_RESTARTED, BadBatch, Kind, Unpacked, WorkerId, decode, unpack
 from schemas.requests import Decision, Outcome
 from schemas.stream import Partition, Record
 from schemas.topics import CHANGES, DECISIONS, KV_EVENTS, OUTCOMES, WORKER_LOAD
@@ -42,6 +42,8 @@ from schemas.workers import WorkerLoad
 MAX_MARKS = 1000  # change rows of one slice; a flood of clears is still counted in worker_10s
 MAX_REASON = 500
 LATEST_S = 4_102_444_800.0  # the year 2100: a bridge time after it is a mistake
+AGREE_BUCKET_S, AGREE_BUCKETS = 10, 64
+MAX_KEYS = 100  # hash keys of routers remembered
 MAX_SKEW_S = 3600.0  # between an engine's clock and its bridge's, on the same node or near it
 
 
@@ -76,6 +78,10 @@ class Fold:
         self.loads_changed = False
         self.newest_s: dict[Partition, float] = {}
         """Newest time that a decision or outcome of a partition names."""
+        self.router_keys: dict[tuple[str, str], tuple[float, str]] = {}
+        """(pool, key id) -> when a decision named it last (unix seconds), and the router that did."""
+        self.agreement: dict[int, list[int]] = {}
+        """Start of 10 s (unix seconds) -> requests that ended then with a hit both told and reported, and those where the two differ."""
         self._lateness_s = lateness_s
         self._tolerance_s = clock_tolerance_s
         self._outcome_wait_s = outcome_wait_s
@@ -147,8 +153,17 @@ class Fold:
         if taken in (Taken.NEW, Taken.SUPERSEDED):
             self.counters["superseded/decision"] += taken is Taken.SUPERSEDED
             self._rows.setdefault("candidates", []).extend(candidate_rows(d))
+            if d.key_id is not None:
+                self._router_key(d.pool, d.key_id, min(d.time_s, now_s), d.router)
         else:
             self._not_new(taken, "decision", d.request_id, at, record, now_s)
+
+    def _router_key(self, pool: str, key_id: str, time_s: float, router: str) -> None:
+        known = self.router_keys.get((pool, key_id))
+        if known is None or time_s >= known[0]:
+            self.router_keys[pool, key_id] = time_s, router
+        if len(self.router_keys) > MAX_KEYS:
+            del self.router_keys[min(self.router_keys, key=lambda k: self.router_keys[k][0])]
 
     def _outcome(self, o: Outcome, at: Place, record: Record, now_s: float) -> None:
         self.newest_s[at[0]] = max(self.newest_s.get(at[0], 0.0), min(o.time_s, now_s))
@@ -291,8 +306,13 @@ class Fold:
                 kind, text = "gap", f"rank {who.rank}: {gone} engine batches are lost"
             elif event["kind"] == Kind.CLEARED:
                 kind, text = "clear", f"rank {who.rank}: the engine's cache was cleared"
-            elif seen is not None and epoch > seen:
-                kind, text = "restart", f"rank {who.rank}: the cache starts anew (epoch {epoch})"
+            elif seen is None or epoch <= seen:
+                pass
+            elif event["flags"] & ENGINE_RESTARTED:
+                kind, text = "restart", f"rank {who.rank}: the engine restarted, its cache starts anew (epoch {epoch})"
+            elif not event["flags"] & COMPLETE:
+                text = f"rank {who.rank}: its bridge began anew in the middle; which blocks the cache held before is lost (epoch {epoch})"
+                kind = "note"
             if kind and write and len(self._rows.setdefault("changes", [])) < MAX_MARKS:
                 self.note(float(event["time_s"] or batch.bridge_time_s[r]), kind, text, who.pool, who.worker)
         return lost
@@ -309,8 +329,10 @@ class Fold:
     def settle(self, kv_complete_s: float, requests_passed_s: float, requests_complete_s: float) -> None:
         """Tells hits and closes rows. All unix seconds.
 
-        *_complete_s: all records written before were received; requests_passed_s: all requests that started or ended before are known.
+        *_complete_s: all records written before were received (kv: of worker-load, too); requests_passed_s: all requests that started or
+        ended before are known.
         A hit is told only after both its worker's events and other requests' decisions have passed its end: they may have older claims.
+        That nothing more came is no news of a bridge that is gone: its word from after the end is waited for, else the hit stays untold.
         """
         due: dict[tuple[str, str], list[Request]] = {}
         done: list[Request] = []
@@ -327,8 +349,15 @@ class Fold:
             if not self._tellable(r):
                 done.append(r)
             elif r.running is not None and r.running.ended_s is not None:
-                passed_s = max(kv_complete_s, min((float(self.residency.workers["last_bridge_s"][n]) for n in ranks), default=-np.inf))
-                if min(passed_s, requests_passed_s) > max(r.running.ended_s, r.written_s) + self._lateness_s:
+                asked = [n for n in ranks if self.workers[n].rank == r.rank] or ranks
+                passed_s = max(kv_complete_s, min((float(self.residency.workers["last_bridge_s"][n]) for n in asked), default=-np.inf))
+                known_s = max(r.running.ended_s, r.written_s)
+                if any(self._watched_s(n) <= r.running.ended_s + self._lateness_s for n in asked):
+                    if min(kv_complete_s, requests_complete_s) > known_s + self._decision_wait_s:
+                        self.counters["untold"] += 1
+                        self._count(r)
+                        done.append(r)
+                elif min(passed_s, requests_passed_s) > known_s + self._lateness_s:
                     due.setdefault(key, []).append(r)
         if due:
             self._tell(due)
@@ -344,6 +373,37 @@ class Fold:
             self.counters["closed_early"] += 1
             self._count(r)
             self._close(r)
+
+    def heard_s(self, number: int) -> float:
+        """Newest word of a worker's bridge, by the bridge's clock (unix seconds)."""
+        load = self.loads.get(self.workers[number])
+        return max(float(self.residency.workers["last_bridge_s"][number]), -np.inf if load is None else load.time_s)
+
+    def _watched_s(self, number: int) -> float:
+        """Until when events are known to tell all: a KV batch says so, and a load reading of the very epoch that is applied here.
+
+        inf for a worker of which no event ever came: there is nothing to wait for.
+        """
+        w, load = self.residency.workers[number], self.loads.get(self.workers[number])
+        if not w["started"]:
+            return np.inf
+        known = load is not None and load.up and load.bridge.epoch == int(w["epoch"])
+        return max(float(w["last_bridge_s"]), load.time_s if known and load is not None else -np.inf)
+
+    def _names_match(self, r: Request, numbers: Sequence[int]) -> bool:
+        """Router and bridge use the same hash key, as far as both say which."""
+        mine = None if r.decision is None else r.decision.key_id
+        theirs = {load.bridge.key_id for n in numbers if (load := self.loads.get(self.workers[n])) is not None} - {None}
+        return mine is None or not theirs or mine in theirs
+
+    def _compare(self, r: Request) -> None:
+        if r.outcome is None or r.event_hit_tokens is None or r.outcome.cached_tokens is None:
+            return
+        counts = self.agreement.setdefault(int(r.outcome.time_s // AGREE_BUCKET_S) * AGREE_BUCKET_S, [0, 0])
+        counts[0] += 1
+        counts[1] += r.outcome.cached_tokens != r.event_hit_tokens
+        if len(self.agreement) > AGREE_BUCKETS:
+            del self.agreement[min(self.agreement)]
 
     @staticmethod
     def _tellable(r: Request) -> bool:
@@ -363,6 +423,7 @@ class Fold:
             for r in requests:
                 self._count(r)
                 self.rollups.count_told(r)
+                self._compare(r)
 
     def _tell_worker(self, ranks: list[int], running: list[Running], requests: list[Request]) -> None:
         asked: dict[int | None, list[int]] = {None: ranks}
@@ -377,6 +438,10 @@ class Fold:
             r = by_id[q.request_id]
             numbers = asked.get(r.rank, [])
             if not numbers:
+                continue
+            if not self._names_match(r, numbers):
+                self.counters["untold"] += 1
+                r.told = True
                 continue
             hit = tell(self.residency, numbers, q)
             self.counters["told" if hit.blocks is not None else "untold"] += 1

@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from collector.fold import Again, Fold
-from collector.health import NOT_YET, Check, Health, checks
+from collector.health import NOT_YET, Health, checks
 from collector.join import REMEMBERED
 from collector.metrics import Metrics
 from collector.pacing import too_far_ahead
@@ -43,6 +43,7 @@ from collector.positions import Start, where_to_start
 from collector.residency import Residency
 from collector.rollups import LIVE_LATENCY_COLUMNS, LIVE_WORKER_COLUMNS, LIVE_WORKER_SCHEMA
 from collector.settings import CollectorSettings
+from collector.standing import AsOf, Standing, standings
 from collector.status_page import StatusPage
 from collector.store.checkpoint import read_checkpoint, sweep_checkpoints
 from collector.store.columns import from_rows, micros
@@ -269,7 +270,7 @@ class Collector:
         self.health.rebuilding = bool(self.fold.again)
         if not self.fold.again:
             requests_s = min(self._complete(DECISIONS), self._complete(OUTCOMES))
-            self.fold.settle(self._complete(KV_EVENTS), self._passed(), requests_s)
+            self.fold.settle(min(self._complete(KV_EVENTS), self._complete(WORKER_LOAD)), self._passed(), requests_s)
         if now_s >= self._next_commit_s or self.fold.pending_bytes > PENDING_BYTES:
             self._commit_and_publish()
         elif got < self.settings.poll_records // 8:
@@ -521,7 +522,8 @@ class Collector:
         has = [fold.counters[f"records/{name}"] > 0 for name in (KV_EVENTS, DECISIONS, OUTCOMES, WORKER_LOAD)]
         complete_s = min(self._complete(n) for n in TOPICS)
         watermark = micros(complete_s - self.settings.lateness_s) if complete_s and any(has) else None
-        found = self.checks(now_s)
+        stand = self._standings(now_s)
+        found = checks(fold, self.health, stand, self._stream_time_s, resident_bytes(), now_s)
         self._at_step("before publish")
         self._publisher.publish(
             self.manifest,
@@ -529,7 +531,7 @@ class Collector:
                 "requests": fold.open_rows(),
                 "worker_10s": _published(pa.concat_tables([w for w, _ in live])) if live else SCHEMAS["worker_10s"].empty_table(),
                 "latency_10s": pa.concat_tables([x for _, x in live]) if live else SCHEMAS["latency_10s"].empty_table(),
-                "workers": from_rows(SCHEMAS["workers"], worker_rows(fold)),
+                "workers": from_rows(SCHEMAS["workers"], worker_rows(fold, stand)),
                 "data_health": from_rows(SCHEMAS["data_health"], [c.row(now_s) for c in found]),
                 "published": from_rows(SCHEMAS["published"], [(micros(now_s), watermark, f"{MAJOR}.{MINOR}", VERSION, *has, state)]),
             },
@@ -537,10 +539,11 @@ class Collector:
         self._at_step("published")
         self.health.published_at_s, self.health.publish_s = now_s, time.perf_counter() - began
         self._changed, self._idle = False, 0
-        self.metrics.published(fold, self.health, found)
+        self.metrics.published(fold, self.health, found, stand)
 
-    def checks(self, now_s: float) -> list[Check]:
-        return checks(self.fold, self.health, self._stream_time_s, resident_bytes(), now_s)
+    def _standings(self, now_s: float) -> list[Standing]:
+        read_until_s = min(self._complete(KV_EVENTS), self._complete(WORKER_LOAD))
+        return standings(self.fold, AsOf(now_s, read_until_s, self.settings.stale_after_s, self.settings.blind_after_s))
 
     # checkpoints, merges, retention
 

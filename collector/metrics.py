@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter as Counts
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from collector.fold import Fold
 from collector.health import Check, Health
+from collector.standing import Standing
 from collector.store.state import Commit
 from schemas.topics import CHANGES, DECISIONS, KV_EVENTS, OUTCOMES, WORKER_LOAD
+from schemas.workers import Trust
 
 MAX_WORKERS = 1000  # label values of residency; beyond it the rest is left out and counted
+TRUST = {Trust.BLIND: 0, Trust.DEGRADED: 1, Trust.EXACT: 2}
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -48,7 +52,7 @@ class Metrics:
         for s in change.added:
             self._segments.labels(s.table).inc()
 
-    def published(self, fold: Fold, health: Health, found: list[Check]) -> None:
+    def published(self, fold: Fold, health: Health, found: list[Check], standings: Sequence[Standing]) -> None:
         new = fold.counters - self._seen
         self._seen = fold.counters.copy()
         for topic in (KV_EVENTS, WORKER_LOAD, DECISIONS, OUTCOMES, CHANGES):
@@ -84,7 +88,7 @@ class Metrics:
             w = fold.residency.workers[number]
             labels = who.pool, who.worker, str(who.rank)
             self._resident.labels(*labels).set(int(w["resident"]))
-            self._trusted.labels(*labels).set(int(w["trust"]))
+            self._trusted.labels(*labels).set(TRUST[standings[number].trust])
         self._unlabelled.set(max(0, len(fold.workers) - MAX_WORKERS))
         by_status = Counts(c.status for c in found)
         for status in ("ok", "warn", "bad", "unknown"):

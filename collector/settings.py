@@ -24,7 +24,14 @@ class CollectorSettings(Settings):
     lateness_s: float = Field(1.0, ge=0, le=600, description="seconds that records of one moment may arrive apart")
     clock_tolerance_s: float = Field(0.05, ge=0, le=10, description="how far the clocks of routers and engines may differ")
     outcome_wait_s: float = Field(900.0, gt=0, description="seconds after which a decision without outcome is closed as outcome_missing")
-    decision_wait_s: float = Field(15.0, gt=0, description="seconds after which an outcome without decision is closed as decision_missing")
+    decision_wait_s: float = Field(
+        15.0,
+        gt=0,
+        description="seconds after which an outcome without decision is closed as decision_missing, "
+        "and a request whose worker's bridge is silent without a hit told from events",
+    )
+    stale_after_s: float = Field(10.0, gt=0, description="silence of a worker's bridge from which its trust is degraded at most")
+    blind_after_s: float = Field(60.0, gt=0, description="the same, for blind")
     open_bytes: int = Field(
         512 << 20, ge=1 << 20, description="memory for requests in flight or not told yet, beyond which the oldest are closed as they are"
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from collector.fold import Fold
+from collector.standing import Standing
 from collector.store.columns import micros
 
 
-def worker_rows(fold: Fold) -> list[tuple[object, ...]]:
-    """In the contract's column order."""
+def worker_rows(fold: Fold, standings: Sequence[Standing]) -> list[tuple[object, ...]]:
+    """In the contract's column order. standings: by worker number."""
     rows: list[tuple[object, ...]] = []
     for number, who in enumerate(fold.workers):
         w, load = fold.residency.workers[number], fold.loads.get(who)
-        trust, reason = fold.residency.trust(number)
         started = bool(w["started"])
         rows.append(
             (
@@ -19,8 +21,8 @@ def worker_rows(fold: Fold) -> list[tuple[object, ...]]:
                 None if load is None else load.engine,
                 None if load is None else load.model,
                 None if load is None else load.up,
-                str(trust),
-                reason or None,
+                str(standings[number].trust),
+                standings[number].reason or None,
                 int(w["epoch"]) if started else None,
                 int(w["seq"]) if started and w["has_seq"] else None,
                 micros(float(w["epoch_at_s"])) if started and w["epoch_at_s"] > 0 else None,

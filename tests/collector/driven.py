@@ -17,7 +17,7 @@ from schemas.tables.read import FILE_NAME, open_published
 
 SMALL = {"recent_events": 1 << 14, "recent_hashes": 1 << 16, "publish_interval_s": 0.05, "min_free_bytes": 0,
     "lateness_s": 0.02,
-         "keep_s": 1e12, "kv_events_keep_s": 1e12}  # fmt: skip
+         "keep_s": 1e12, "kv_events_keep_s": 1e12, "stale_after_s": 1e12, "blind_after_s": 1e12}  # fmt: skip
 
 
 def settings(data_dir: Path, stream: str = "memory://test", **more: Any) -> CollectorSettings:

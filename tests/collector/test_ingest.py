@@ -17,7 +17,7 @@ import collector.ingest
 from collector.ingest import Collector, pack_waiting, unpack_waiting
 from collector.store.state import StateError
 from schemas.changes import Change
-from schemas.kv_events import COMPLETE, Kind, encode
+from schemas.kv_events import COMPLETE, ENGINE_RESTARTED, Kind, encode
 from schemas.requests import Attempt
 from schemas.settings import SettingsError
 from schemas.stream import Stream, StreamUnavailable, open_stream
@@ -640,18 +640,22 @@ def test_restarts_gaps_and_clears_become_changes(stream: Stream, data_dir: Path)
         batch(W0, 1, 4, at + 1, event(Kind.GAP, seq=1, parent=4), first_seq=1),
         batch(W0, 1, 5, at + 2, event(Kind.CLEARED)),
         batch(W0, 1, 9, at + 3, event(Kind.STORED, [1])),
-        batch(W0, 2, 0, at + 4, event(Kind.EPOCH_STARTED, flags=COMPLETE)),
+        batch(W0, 2, 0, at + 4, event(Kind.EPOCH_STARTED, flags=COMPLETE | ENGINE_RESTARTED)),
+        batch(W0, 3, 7, at + 5, event(Kind.EPOCH_STARTED, flags=COMPLETE)),
+        batch(W0, 4, 9, at + 6, event(Kind.EPOCH_STARTED)),
     ):
         writer.append(KV_EVENTS, W0.key, encode(b))
     writer.close(10)
     collected(data_dir, stream)
+    assert ask(data_dir, "SELECT restarts, epoch FROM workers") == [(1, 4)]
     assert ask(data_dir, "SELECT kind, text, worker FROM changes ORDER BY kind, text") == [
         ("clear", "rank 0: the engine's cache was cleared", "w0"),
         ("gap", "rank 0: 3 engine batches are missing without a gap mark", "w0"),
         ("gap", "rank 0: 4 engine batches are lost", "w0"),
-        ("restart", "rank 0: the cache starts anew (epoch 2)", "w0"),
+        ("note", "rank 0: its bridge began anew in the middle; which blocks the cache held before is lost (epoch 4)", "w0"),
+        ("restart", "rank 0: the engine restarted, its cache starts anew (epoch 2)", "w0"),
     ]
-    assert ask(data_dir, "SELECT sum(lost_batches), sum(clears) FROM worker_10s") == [(7, 3)]
+    assert ask(data_dir, "SELECT sum(lost_batches), sum(clears) FROM worker_10s") == [(7, 5)]
 
 
 def test_buckets_close_into_segments_and_small_segments_become_larger_ones(stream: Stream, data_dir: Path) -> None:

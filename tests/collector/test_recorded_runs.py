@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from collector.ingest import Collector
+from schemas.kv_events import decode
 from schemas.stream import open_stream
 from schemas.topics import DECISIONS, KV_EVENTS, OUTCOMES, topic_specs
 from tests.collector.driven import ask, drain, settings
 from tests.collector.runs import FOLDERS, expected, kv_records, requests
+from tests.collector.traffic import load, put
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +29,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             for source, records in kv_records(folder):
                 for record in records:
                     writer.append(KV_EVENTS, source.key, record)
+                put(writer, "", load(source, time.time(), epoch=decode(records[-1]).epoch))  # the bridge is alive after the end
             for decision, outcome in requests(folder):
                 writer.append(DECISIONS, decision.request_id.encode(), decision.model_dump_json().encode())
                 writer.append(OUTCOMES, outcome.request_id.encode(), outcome.model_dump_json().encode())

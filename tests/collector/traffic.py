@@ -32,10 +32,10 @@ def outcome(request_id: str, time_s: float, worker: str = "w0", **more: Any) -> 
     return Outcome(request_id=request_id, time_s=time_s, worker=worker, rank=0, **(values | more))
 
 
-def load(who: WorkerId, time_s: float, **more: Any) -> WorkerLoad:
+def load(who: WorkerId, time_s: float, *, up: bool = True, epoch: int = 1, key_id: str | None = None, **more: Any) -> WorkerLoad:
     return WorkerLoad(
-        pool=who.pool, worker=who.worker, rank=who.rank, time_s=time_s, engine="vllm", up=True,
-        bridge=BridgeHealth(trust=Trust.EXACT, epoch=1), **more,
+        pool=who.pool, worker=who.worker, rank=who.rank, time_s=time_s, engine="vllm", up=up,
+        bridge=BridgeHealth(trust=Trust.EXACT, epoch=epoch, key_id=key_id), **more,
     )  # fmt: skip
 
 
@@ -67,6 +67,7 @@ class Traffic:
             chain = pack_hashes_of(range(1, 4))
             put(self.writer, self.prefix, decision(request_id, self.time_s, who.worker, chain=chain, block_size=16, token_source="exact"))
             put(self.writer, self.prefix, outcome(request_id, self.time_s + 0.5, who.worker))
+            put(self.writer, self.prefix, load(who, self.time_s + 1.0))  # its bridge is alive after the end
             self.sent["requests"] += 1
         elif dice < 0.6:
             put(self.writer, self.prefix, load(who, self.time_s, running=2.0))
