@@ -4,8 +4,8 @@
     live.*     the parts that still change, as tables        parts.*   views: segments of the manifest plus the live part
     main.*     what people read: views over parts.* with the contract's columns and comments
 
-Comments hang on main.*, which never changes, so that each publish only rewrites the few views that name files. Segment paths are absolute:
-readers may start anywhere. The file has DuckDB's v1.0.0 storage format, which older command-line clients read, too.
+Each publish only rewrites the few views that name files; their comments go with a view and are written again (3 ms a table). Segment paths
+are absolute: readers may start anywhere. The file has DuckDB's v1.0.0 storage format, which older command-line clients read, too.
 Rejected: a glob in the views (it would count a segment that nobody committed yet, and both sides of a compaction).
 """
 
@@ -72,7 +72,7 @@ class Publisher:
             db.execute("USE pub")
             for t in SEGMENTED:
                 if files[t.name]:
-                    db.execute(f'CREATE OR REPLACE VIEW parts."{t.name}" AS {_select(t, files[t.name])}')
+                    db.execute(f'CREATE OR REPLACE VIEW parts."{t.name}" AS {_select(t, files[t.name])};{t.comments("VIEW", "parts")}')
             db.execute("COMMIT")
             db.execute("USE memory")
             db.execute("DETACH pub")
@@ -102,8 +102,8 @@ class Publisher:
             for t in SEGMENTED:
                 columns = ", ".join(f'"{c.name}" {c.type}' for c in t.columns)
                 names = ", ".join(f'"{c.name}"' for c in t.columns)
-                db.execute(f'CREATE TABLE live."{t.name}" ({columns})')
-                db.execute(f'CREATE VIEW parts."{t.name}" AS {_select(t, [])}')
+                db.execute(f'CREATE TABLE live."{t.name}" ({columns});{t.comments("TABLE", "live")}')
+                db.execute(f'CREATE VIEW parts."{t.name}" AS {_select(t, [])};{t.comments("VIEW", "parts")}')
                 db.execute(f'CREATE VIEW main."{t.name}" AS SELECT {names} FROM parts."{t.name}"')  # noqa: S608 names of ours
                 db.execute(t.comments("VIEW"))
             db.execute(macros_sql())

@@ -50,3 +50,21 @@ def test_a_publish_that_failed_half_way_leaves_the_file_of_before_and_the_next_o
     assert texts(tmp_path) == ["before"]
     publisher.publish([], {"changes": change("after")})
     assert texts(tmp_path) == ["after"]
+
+
+def test_every_table_and_column_of_every_schema_has_its_comment(publisher: Publisher, tmp_path: Path) -> None:
+    publisher.publish([write_segment(tmp_path / "segments", "changes", 1, 1, change("a"))], {"changes": change("b")})
+    db = duckdb.connect(tmp_path / FILE_NAME, read_only=True)
+    try:
+        assert (
+            db.execute(
+                "SELECT schema_name, table_name, column_name FROM duckdb_columns() WHERE comment IS NULL AND NOT internal"
+            ).fetchall()
+            == []
+        )
+        for kind in ("tables", "views"):
+            assert db.execute(
+                f"SELECT count(*) FILTER (comment IS NULL), count(*) > 6 FROM duckdb_{kind}() WHERE NOT internal"
+            ).fetchall() == [(0, True)]
+    finally:
+        db.close()
