@@ -132,7 +132,7 @@ def _table(view: View, rows: list[dict[str, Any]]) -> None:
                 "held": config.ProgressColumn(
                     "cache filled", format="%.1f %%", min_value=0, max_value=100, width=120, help="blocks held over capacity"
                 ),
-                "restarts": config.NumberColumn("restarts", width=70, help="new epochs after the first"),
+                "restarts": config.NumberColumn("restarts", width=70, help="the engine began anew"),
                 "reason": config.TextColumn("why not exact", width=300),
             },
         )
