@@ -134,7 +134,7 @@ def test_sql_runs_and_refuses(address: str, visit: Callable[..., Page]) -> None:
     page.get_by_label("Query").press("Control+Enter")
     page.get_by_role("button", name="Run", exact=True).click()
     page.wait_for_selector(".st-key-sql-error")
-    assert "Only queries that read" in page.locator(".st-key-sql-error").inner_text()
+    assert "Only questions that read" in page.locator(".st-key-sql-error").inner_text()
 
 
 def test_a_page_fills_by_itself_keeps_its_zoom_and_stands_still_while_paused(
