@@ -50,7 +50,7 @@ bench-bridge: $(INSTALLED) ## engine's ZMQ -> stream, blocks a second
 	@$(BIN)/python -m bench.bench_bridge
 
 constraints: ## pin anew (needs uv); review the change before you commit it
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	  --extra all --group dev pyproject.toml -o constraints.txt
 
 clean: ## remove the environment and caches, not data
