@@ -1,4 +1,4 @@
-"""The writer that all backends share: a bounded buffer and one thread that delivers it in order.
+"""The writer that all backends share, and the stream that owns such writers: a bounded buffer and one thread that delivers it in order.
 
     append -> [ queue: bounded by bytes ] -> thread: take a batch -> Delivery.deliver(batch)
                                                ^ StreamUnavailable: keep the batch, wait, again   | refused: counted, on_failure
@@ -15,11 +15,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
-from schemas.stream.base import Headers, OnFailure, StreamError, StreamFull, StreamUnavailable, record_bytes
+from schemas.stream.base import (
+    DEFAULT_BUFFER_BYTES,
+    DEFAULT_LINGER_S,
+    Headers,
+    OnFailure,
+    Reader,
+    StreamError,
+    StreamFull,
+    StreamUnavailable,
+    Writer,
+    record_bytes,
+)
 
 log = logging.getLogger(__name__)
 
@@ -249,3 +262,53 @@ class BufferedWriter:
             self._delivered += len(batch) - len(refused)
             self._failed += len(refused)
             self._done.notify_all()
+
+
+class BufferedStream(ABC):
+    """What all backends share as streams: they own their writers and readers, and close these with themselves."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title  # in errors
+        self._writers: list[BufferedWriter] = []
+        self._readers: list[Reader] = []
+
+    @abstractmethod
+    def _new_delivery(self) -> Delivery: ...
+
+    @abstractmethod
+    def _new_reader(self) -> Reader: ...
+
+    @abstractmethod
+    def _disconnect(self) -> None:
+        """Close what is the stream's own, after its writers and readers."""
+
+    def writer(
+        self,
+        *,
+        on_failure: OnFailure | None = None,
+        max_buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+        linger_s: float = DEFAULT_LINGER_S,
+    ) -> Writer:
+        writer = BufferedWriter(
+            self._new_delivery(), name=self._title, on_failure=on_failure, max_buffer_bytes=max_buffer_bytes, linger_s=linger_s
+        )
+        self._writers.append(writer)
+        return writer
+
+    def reader(self) -> Reader:
+        reader = self._new_reader()
+        self._readers.append(reader)
+        return reader
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close(0)
+        for reader in self._readers:
+            reader.close()
+        self._disconnect()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

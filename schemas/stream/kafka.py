@@ -26,15 +26,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from schemas.stream.base import (
-    DEFAULT_BUFFER_BYTES,
-    DEFAULT_LINGER_S,
     BadStreamUrl,
     OffsetOutOfRange,
-    OnFailure,
     Partition,
     Reader,
     RecordTooLarge,
@@ -43,9 +39,8 @@ from schemas.stream.base import (
     StreamUnavailable,
     TopicSpec,
     UnknownTopic,
-    Writer,
 )
-from schemas.stream.buffer import BufferedWriter, Pending, Refused
+from schemas.stream.buffer import BufferedStream, Delivery, Pending, Refused
 from schemas.stream.partitioning import partition_of
 
 with warnings.catch_warnings():
@@ -85,7 +80,7 @@ _AUTH_ERRORS = (
 )
 
 
-class KafkaStream:
+class KafkaStream(BufferedStream):
     """See base.Stream."""
 
     def __init__(self, servers: str, options: Mapping[str, str]) -> None:
@@ -93,12 +88,11 @@ class KafkaStream:
         self._servers = _parse_servers(servers)
         self._config, self._replication, self._connect_s = _parse_options(servers, options)
         self._config["bootstrap_servers"] = [f"{host}:{port}" for host, port in self._servers]
+        super().__init__(f"Kafka at {self.address}")
         self._lock = threading.RLock()
         self._admin: KafkaAdminClient | None = None
         self._specs: dict[str, TopicSpec] = {}
         self._counts: dict[str, int] = {}
-        self._writers: list[BufferedWriter] = []
-        self._readers: list[KafkaReader] = []
 
     def __repr__(self) -> str:
         return f"<KafkaStream {self.address}>"
@@ -179,43 +173,17 @@ class KafkaStream:
             ends = admin.list_partition_offsets(dict.fromkeys(wanted, OffsetSpec.LATEST))
         return {(part.topic, part.partition): (starts[part].offset, ends[part].offset) for part in wanted}
 
-    def writer(
-        self,
-        *,
-        on_failure: OnFailure | None = None,
-        max_buffer_bytes: int = DEFAULT_BUFFER_BYTES,
-        linger_s: float = DEFAULT_LINGER_S,
-    ) -> Writer:
-        writer = BufferedWriter(
-            _KafkaDelivery(self),
-            name=f"Kafka at {self.address}",
-            on_failure=on_failure,
-            max_buffer_bytes=max_buffer_bytes,
-            linger_s=linger_s,
-        )
-        self._writers.append(writer)
-        return writer
+    def _new_delivery(self) -> Delivery:
+        return _KafkaDelivery(self)
 
-    def reader(self) -> Reader:
-        reader = KafkaReader(self)
-        self._readers.append(reader)
-        return reader
+    def _new_reader(self) -> Reader:
+        return KafkaReader(self)
 
-    def close(self) -> None:
-        for writer in self._writers:
-            writer.close(0)
-        for reader in self._readers:
-            reader.close()
+    def _disconnect(self) -> None:
         with self._lock:
             if self._admin is not None:
                 self._admin.close()
                 self._admin = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def limit(self, topic: str) -> int | None:
         spec = self._specs.get(topic)

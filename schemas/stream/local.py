@@ -34,16 +34,11 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from schemas.stream.base import (
-    DEFAULT_BUFFER_BYTES,
-    DEFAULT_LINGER_S,
     BadStreamUrl,
     Headers,
     OffsetOutOfRange,
-    OnFailure,
     Partition,
     Reader,
     RecordTooLarge,
@@ -53,9 +48,8 @@ from schemas.stream.base import (
     StreamUnavailable,
     TopicSpec,
     UnknownTopic,
-    Writer,
 )
-from schemas.stream.buffer import BufferedWriter, Pending, Refused
+from schemas.stream.buffer import BufferedStream, Delivery, Pending, Refused
 from schemas.stream.partitioning import partition_of
 
 APPLICATION_ID = 0x57574C47  # "WWLG": tells our file from any other SQLite file
@@ -84,17 +78,16 @@ _SCHEMA = (
 _SIZE = "length(key) + length(value) + coalesce(length(headers), 0)"
 
 
-class LocalStream:
+class LocalStream(BufferedStream):
     """See base.Stream."""
 
     def __init__(self, path: Path, options: Mapping[str, str]) -> None:
         self._path = path.absolute()
+        super().__init__(str(self._path))
         self._synchronous, self._max_bytes = _parse_options(path, options)
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
         self._specs: dict[str, TopicSpec] = {}
-        self._writers: list[BufferedWriter] = []
-        self._readers: list[LocalReader] = []
 
     def __repr__(self) -> str:
         return f"<LocalStream {self._path}>"
@@ -136,43 +129,17 @@ class LocalStream:
         with self._use() as db:
             _apply_retention(db, now_ms, budget_s)
 
-    def writer(
-        self,
-        *,
-        on_failure: OnFailure | None = None,
-        max_buffer_bytes: int = DEFAULT_BUFFER_BYTES,
-        linger_s: float = DEFAULT_LINGER_S,
-    ) -> Writer:
-        writer = BufferedWriter(
-            _LocalDelivery(self._connect, self._specs),
-            name=str(self._path),
-            on_failure=on_failure,
-            max_buffer_bytes=max_buffer_bytes,
-            linger_s=linger_s,
-        )
-        self._writers.append(writer)
-        return writer
+    def _new_delivery(self) -> Delivery:
+        return _LocalDelivery(self._connect, self._specs)
 
-    def reader(self) -> Reader:
-        reader = LocalReader(self._connect)
-        self._readers.append(reader)
-        return reader
+    def _new_reader(self) -> Reader:
+        return LocalReader(self._connect)
 
-    def close(self) -> None:
-        for writer in self._writers:
-            writer.close(0)
-        for reader in self._readers:
-            reader.close()
+    def _disconnect(self) -> None:
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def _connect(self) -> _Connection:
         return _Connection(self._path, self._synchronous, self._max_bytes)

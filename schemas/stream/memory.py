@@ -10,14 +10,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 from schemas.stream.base import (
-    DEFAULT_BUFFER_BYTES,
-    DEFAULT_LINGER_S,
     OffsetOutOfRange,
-    OnFailure,
     Partition,
     Reader,
     RecordTooLarge,
@@ -27,10 +22,9 @@ from schemas.stream.base import (
     StreamUnavailable,
     TopicSpec,
     UnknownTopic,
-    Writer,
     record_bytes,
 )
-from schemas.stream.buffer import BufferedWriter, Pending, Refused
+from schemas.stream.buffer import BufferedStream, Delivery, Pending, Refused
 from schemas.stream.partitioning import partition_of
 
 
@@ -105,13 +99,13 @@ class MemoryHub:
         return self._brokers.setdefault(name, _Broker())
 
 
-class MemoryStream:
+class MemoryStream(BufferedStream):
     """See base.Stream."""
 
     def __init__(self, broker: _Broker, name: str) -> None:
         self._broker = broker
         self._name = name
-        self._writers: list[BufferedWriter] = []
+        super().__init__(f"memory://{name}")
 
     def __repr__(self) -> str:
         return f"<MemoryStream {self._name}>"
@@ -159,35 +153,14 @@ class MemoryStream:
                 for log in topic.logs:
                     log.delete_before(_first_kept(log, topic.spec, now_ms))
 
-    def writer(
-        self,
-        *,
-        on_failure: OnFailure | None = None,
-        max_buffer_bytes: int = DEFAULT_BUFFER_BYTES,
-        linger_s: float = DEFAULT_LINGER_S,
-    ) -> Writer:
-        writer = BufferedWriter(
-            _MemoryDelivery(self),
-            name=f"memory://{self._name}",
-            on_failure=on_failure,
-            max_buffer_bytes=max_buffer_bytes,
-            linger_s=linger_s,
-        )
-        self._writers.append(writer)
-        return writer
+    def _new_delivery(self) -> Delivery:
+        return _MemoryDelivery(self)
 
-    def reader(self) -> Reader:
+    def _new_reader(self) -> Reader:
         return MemoryReader(self._broker)
 
-    def close(self) -> None:
-        for writer in self._writers:
-            writer.close(0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+    def _disconnect(self) -> None:
+        """The hub keeps the records."""
 
     def _store(self, batch: Sequence[Pending]) -> Refused:
         refused: Refused = []
