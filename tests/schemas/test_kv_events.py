@@ -86,7 +86,7 @@ def test_a_broken_record_costs_only_itself():
     ("change", "rule"),
     [
         (lambda r: r[:-1], "no multiple of 8"),
-        (lambda r: b"XXXX" + r[4:], "does not start with WWKV"),
+        (lambda r: b"NOPE" + r[4:], "does not start with WWKV"),
         (lambda r: r[:4] + struct.pack("<H", 7) + r[6:], "version 7 is unknown"),
         (lambda r: r + bytes(8), "do not hold"),
         (lambda r: r[:8] + bytes(8) + r[16:], "worker id does not belong to pool/w0/1"),
