@@ -107,8 +107,8 @@ def _home(h, owner, mask):  # type: ignore[no-untyped-def]
     return np.int64(x & mask)
 
 
-# The probe stands three times below: with one shared `_find` the whole collector came to 2.0 instead of 2.4 M block events a second and core
-# (bench_ingest, 64 blocks a record; one run each, so some of it may be noise).
+# The probe stands three times below: with one shared `_find` the whole collector came to 2.0 instead of 2.4 M block events a second and
+# core (bench_ingest, 64 blocks a record; one run each, so some of it may be noise).
 @numba.njit(cache=True)
 def count_of(table, h, owner):  # type: ignore[no-untyped-def]
     """Copies of block `h` that `owner` holds."""
