@@ -14,10 +14,10 @@ import time
 
 import orjson
 
-from router.asgi import BodyTooLarge, ClientLeft, Receive, Scope, Send, error_object, header, read_body, respond_json
-from router.policy import POLICIES
+from router.http.asgi import BodyTooLarge, ClientLeft, Receive, Scope, Send, error_object, header, read_body, respond_json
+from router.policy.policies import POLICIES
 from router.pools import Pools
-from router.recorder import Recorder
+from router.records.recorder import Recorder
 from schemas.changes import Change
 
 log = logging.getLogger(__name__)

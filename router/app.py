@@ -30,15 +30,15 @@ import uvicorn
 import uvloop
 
 from router.admin import Admin
-from router.asgi import Receive, Scope, Send, respond, respond_json
-from router.feed import LOOK_S, Feed, FeedSink
+from router.http.asgi import Receive, Scope, Send, respond, respond_json
+from router.index.feed import LOOK_S, Feed, FeedSink
 from router.metrics import RouterMetrics, StateCollector
 from router.pools import Pools, PoolState, TrustRules
-from router.prompts import PromptReader
+from router.prompts.reader import PromptReader
+from router.prompts.tokens import LocalTokenizer
 from router.proxy import Proxy, client_session
-from router.recorder import Recorder
+from router.records.recorder import Recorder
 from router.settings import RouterSettings
-from router.tokens import LocalTokenizer
 from router.warm_up import warm_up
 from schemas.fleet import Fleet, load_fleet
 from schemas.settings import SettingsError

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.asgi import RawHeaders
-from router.usage import Usage
+from router.http.asgi import RawHeaders
+from router.http.usage import Usage
 from schemas.requests import Attempt
 
 

@@ -12,10 +12,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.feed import Feed, FeedSink
-from router.index import EXACT
-from router.pools import Decided, Pools, Prompt
-from router.recorder import Recorder
+from router.index.feed import Feed, FeedSink
+from router.index.prefix_index import EXACT
+from router.pools import Decided, Pools
+from router.prompts.prompt import Prompt
+from router.records.recorder import Recorder
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _DECIDE_S = (25e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 5e-3, 25e-3)

@@ -14,46 +14,24 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from router.index import BLIND, DEGRADED, PrefixIndex, Slot
-from router.policy import POLICIES, Choice, Coefficients, Policy, Situation, Terms, most_cached_tokens, terms
-from router.tokens import LocalTokenizer
-from router.workers import Health, PoolLoad, Target, targets_of
+from router.index.prefix_index import BLIND, DEGRADED, PrefixIndex, Slot
+from router.policy.cost import Coefficients, Situation, Terms, most_cached_tokens, terms
+from router.policy.policies import POLICIES, Choice, Policy
+from router.prompts.prompt import Prompt
+from router.prompts.tokens import LocalTokenizer
+from router.workers.health import Health
+from router.workers.load import PoolLoad
+from router.workers.targets import Target, targets_of
 from schemas.block_hash import U64, HashKey, hash_chain, root_hash, salted_extras
 from schemas.fleet import Fleet
 from schemas.kv_events import WorkerId
 from schemas.workers import WorkerLoad
 
 log = logging.getLogger(__name__)
-
-_BYTES_A_TOKEN = 4
-"""To guess a prompt's length from its body when nobody tokenizes it."""
-
-
-SkipReason = Literal["too_long", "queue_full"]
-"""Why a prompt that could be tokenized was not: settings max_prompt_chars, max_waiting_prompts."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Prompt:
-    """What is known of a request's prompt. tokens None: not tokenized, `guessed_tokens` stands in. chain None: no block names."""
-
-    source: str  # exact, engine, none (schemas.requests.Decision.token_source)
-    tokens: int | None
-    guessed_tokens: int
-    chain: U64 | None
-    block_size: int | None
-    lora: str | None = None
-    tokenize_us: float | None = None
-    skipped: SkipReason | None = None
-
-    @classmethod
-    def unknown(cls, body_bytes: int, skipped: SkipReason | None = None) -> Prompt:
-        return cls("none", None, max(1, body_bytes // _BYTES_A_TOKEN), None, None, skipped=skipped)
 
 
 class PoolState:

@@ -21,7 +21,8 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from router.asgi import (
+from router.exchange import Exchange
+from router.http.asgi import (
     BodyTooLarge,
     ClientLeft,
     Departure,
@@ -37,16 +38,16 @@ from router.asgi import (
     respond_json,
     text_of,
 )
-from router.exchange import Exchange
+from router.http.usage import StreamTail, WholeAnswer
 from router.metrics import RouterMetrics
-from router.pools import Decided, Pools, PoolState, Prompt
-from router.prompts import PromptReader
-from router.recorder import Recorder
-from router.records import decision_fields, decision_json, outcome_json
-from router.request_ids import MOST_CHARACTERS, RecordedIds, new_id
+from router.pools import Decided, Pools, PoolState
+from router.prompts.prompt import Prompt
+from router.prompts.reader import PromptReader
+from router.records.fields import decision_fields, decision_json, outcome_json
+from router.records.recorder import Recorder
+from router.records.request_ids import MOST_CHARACTERS, RecordedIds, new_id
 from router.settings import RouterSettings
-from router.usage import StreamTail, WholeAnswer
-from router.workers import Flight
+from router.workers.load import Flight
 from schemas.requests import Attempt
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from router.policy import POLICIES, Coefficients
+from router.policy.cost import Coefficients
+from router.policy.policies import POLICIES
 from schemas.settings import Settings
 
 

@@ -9,8 +9,9 @@ import random
 
 import numpy as np
 
-from router.policy import Coefficients
-from router.pools import Pools, Prompt, TrustRules
+from router.policy.cost import Coefficients
+from router.pools import Pools, TrustRules
+from router.prompts.prompt import Prompt
 from schemas.block_hash import HashKey
 from schemas.fleet import Fleet
 from schemas.kv_events import COMPLETE, EVENT, FIRST, LAST, Kind, KvBatch, WorkerId

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from router.tokens import LocalTokenizer
+from router.prompts.tokens import LocalTokenizer
 from simulator.words import WORDS
 
 

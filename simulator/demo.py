@@ -32,7 +32,7 @@ from typing import ClassVar, TypeVar
 import aiohttp
 from pydantic import Field, ValidationInfo, field_validator
 
-from router.policy import POLICIES
+from router.policy.policies import POLICIES
 from schemas.settings import Settings, SettingsError
 from schemas.tables.read import FILE_NAME, PublishedError, open_published
 from simulator.mock_worker import MockWorkerProcess, start_workers

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 import zmq
 
-from router.tokens import LocalTokenizer, UnsupportedPrompt
+from router.prompts.tokens import LocalTokenizer, UnsupportedPrompt
 from schemas.block_hash import U32
 from simulator.answers import AnswerWords
 from simulator.kv_publisher import KvPublisher, free_endpoints

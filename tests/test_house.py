@@ -60,7 +60,7 @@ def test_the_built_wheel_runs_outside_the_checkout(tmp_path):
     code = (
         "import warmwatch, schemas, simulator, dashboard\n"
         "from schemas.tables.published import macros_sql\n"
-        "from router.tokens import LocalTokenizer\n"
+        "from router.prompts.tokens import LocalTokenizer\n"
         "from pathlib import Path\n"
         "assert 'CREATE MACRO' in macros_sql()\n"
         "assert len(LocalTokenizer.from_dir(Path(simulator.__file__).parent / 'tokenizer').text('hello')) > 0\n"

@@ -24,6 +24,7 @@ from schemas.tables.published import MAJOR
 FILE_NAME = "warmwatch.duckdb"
 DATABASE = "warmwatch"
 
+_OPENINGS = 20
 _QUOTED_PARQUET = re.compile(r"'((?:[^']|'')+\.parquet)'")
 
 
@@ -76,9 +77,28 @@ def open_published(path: Path, *, threads: int = 2, memory_limit: str = "1GB") -
     """A locked, read-only connection to the published file as it is now. It keeps seeing that file; open again to see a newer one.
 
     The current database is the published one. Cursors start in the in-memory one: use `cursor()` of this module. Raises PublishedError.
+
+    DuckDB opens a file twice, for its header and for its blocks. When the collector puts a new file in place in between, header and blocks
+    are of two files; so what was opened while the file changed is closed and opened anew.
     """
-    if file_state(path) is None:
-        raise PublishedMissingError(f"there is no published database at {path}: start the collector (warmwatch collect), or set data_dir")
+    for _ in range(_OPENINGS):
+        before = file_state(path)
+        if before is None:
+            raise PublishedMissingError(f"there is no published database at {path}: start the collector (warmwatch collect), or set data_dir")
+        try:
+            connection = _open(path, threads, memory_limit)
+        except PublishedError:
+            if file_state(path) in (before, None):
+                raise
+            continue
+        if file_state(path) == before:
+            return connection
+        connection.close()
+    raise PublishedUnreadableError(f"{path} was replaced during each of {_OPENINGS} openings: is publish_interval_s far below a second?")
+
+
+def _open(path: Path, threads: int, memory_limit: str) -> duckdb.DuckDBPyConnection:
+    """One try. Raises PublishedError, also for a file that was replaced meanwhile."""
     connection = duckdb.connect(
         ":memory:",
         config={

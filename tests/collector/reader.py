@@ -12,7 +12,7 @@ from pathlib import Path
 
 import duckdb
 
-from schemas.tables.read import open_published
+from schemas.tables.read import file_state, open_published
 
 # Rows and counts are written in different ways; in any one published file they have to agree.
 AGREE = """
@@ -39,8 +39,15 @@ def main() -> None:
             connection = open_published(path) if asked % 2 else duckdb.connect(":memory:")
             try:
                 if not asked % 2:
-                    connection.execute(f"ATTACH '{path}' AS warmwatch (READ_ONLY)")
-                    connection.execute("USE warmwatch")
+                    before = file_state(path)
+                    try:
+                        connection.execute(f"ATTACH '{path}' AS warmwatch (READ_ONLY)")
+                        connection.execute("USE warmwatch")
+                    except duckdb.Error:
+                        if file_state(path) == before:
+                            raise
+                    if file_state(path) != before:  # DuckDB opens a file twice: see schemas/tables/read.py
+                        continue
                 if connection.execute(AGREE).fetchone() != (True, True):
                     errors.append("rows and counts disagree")
                 for question in QUESTIONS:

@@ -14,8 +14,8 @@ import numpy as np
 from yarl import URL
 
 from router.app import Router, _Server, listen
+from router.prompts.tokens import LocalTokenizer
 from router.settings import RouterSettings
-from router.tokens import LocalTokenizer
 from schemas.block_hash import HashKey
 from schemas.fleet import Fleet, Pool, Worker
 from schemas.kv_events import COMPLETE, EVENT, Kind, KvBatch, Tier, WorkerId, encode

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from router.admin import Admin
-from router.policy import Coefficients
+from router.policy.cost import Coefficients
 from router.pools import Pools, TrustRules
 from schemas.block_hash import HashKey
 from schemas.changes import Change

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from collector.bridge.recorded import RecordedFrame, replay_frames
-from router.policy import Coefficients
-from router.pools import Pools, Prompt, TrustRules
+from router.policy.cost import Coefficients
+from router.pools import Pools, TrustRules
+from router.prompts.prompt import Prompt
 from schemas.block_hash import HashKey
 from schemas.fleet import Fleet, Pool, Worker
 from schemas.kv_events import WorkerId, decode

@@ -3,9 +3,10 @@ import random
 import numpy as np
 import pytest
 
-from router.index import BLIND, DEGRADED, EXACT
-from router.policy import Coefficients
-from router.pools import Pools, Prompt, TrustRules
+from router.index.prefix_index import BLIND, DEGRADED, EXACT
+from router.policy.cost import Coefficients
+from router.pools import Pools, TrustRules
+from router.prompts.prompt import Prompt
 from schemas.block_hash import HashKey
 from schemas.fleet import Fleet, Pool, Worker
 from schemas.kv_events import COMPLETE, EVENT, Kind, KvBatch, WorkerId

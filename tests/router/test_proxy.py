@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from router.asgi import forwarded_response_headers
+from router.http.asgi import forwarded_response_headers
 from schemas.block_hash import hash_chain, root_hash, salted_extras
 from schemas.kv_events import Kind
 from schemas.requests import Candidate, Decision, Outcome, unpack_hashes

@@ -6,11 +6,12 @@ from collections import Counter
 import pytest
 
 from collector.bridge.recorded import read_frames, replay_frames
-from router.index import EXACT
-from router.policy import Coefficients, most_cached_tokens
-from router.pools import Pools, Prompt, TrustRules
-from router.prompts import local_ids
-from router.tokens import LocalTokenizer
+from router.index.prefix_index import EXACT
+from router.policy.cost import Coefficients, most_cached_tokens
+from router.pools import Pools, TrustRules
+from router.prompts.prompt import Prompt
+from router.prompts.reader import local_ids
+from router.prompts.tokens import LocalTokenizer
 from schemas.block_hash import HashKey
 from schemas.fleet import Fleet, Pool, Worker
 from schemas.kv_events import WorkerId, decode

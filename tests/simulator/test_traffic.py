@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from router.tokens import LocalTokenizer
+from router.prompts.tokens import LocalTokenizer
 from schemas.settings import SettingsError, load
 from simulator.answers import AnswerWords
 from simulator.mock_worker import MockWorker

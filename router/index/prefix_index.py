@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from router.table import GPU, LOWER, NO_GROUP, BlockTable, Overlaps
+from router.index.table import GPU, LOWER, NO_GROUP, BlockTable, Overlaps
 from schemas.block_hash import U64
 from schemas.kv_events import COMPLETE, FIRST, LAST, WINDOWED, Events, Kind, KvBatch, Tier, WorkerId
 from schemas.workers import Trust

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from router.segments import SegmentCache, encoded
+from router.prompts.segments import SegmentCache, encoded
 from tests.router.recordings import TOKENIZER
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from router.index import BLIND, DEGRADED, EXACT, PrefixIndex
+from router.index.prefix_index import BLIND, DEGRADED, EXACT, PrefixIndex
 from schemas.kv_events import COMPLETE, EVENT, FIRST, LAST, Kind, KvBatch, Tier, WorkerId
 
 A, B = WorkerId("pool", "a", 0), WorkerId("pool", "b", 0)

@@ -1,6 +1,6 @@
 import time
 
-from router.recorder import Recorder
+from router.records.recorder import Recorder
 from schemas.requests import Outcome
 from schemas.stream.memory import MemoryHub
 from schemas.topics import OUTCOMES, topic_specs

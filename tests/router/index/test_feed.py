@@ -9,9 +9,9 @@ from collections import deque
 import numpy as np
 import pytest
 
-from router.feed import FeedSink, News
-from router.index import BLIND, DEGRADED, EXACT
-from router.policy import Coefficients
+from router.index.feed import FeedSink, News
+from router.index.prefix_index import BLIND, DEGRADED, EXACT
+from router.policy.cost import Coefficients
 from router.pools import Pools, TrustRules
 from schemas.fleet import Fleet, Pool, Worker
 from schemas.kv_events import EVENT, Kind, KvBatch, WorkerId

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from router.index import BLIND, DEGRADED, EXACT
-from router.policy import POLICIES, Coefficients, Situation, most_cached_tokens, terms
+from router.index.prefix_index import BLIND, DEGRADED, EXACT
+from router.policy.cost import Coefficients, Situation, most_cached_tokens, terms
+from router.policy.policies import POLICIES
 
 K = Coefficients()
 

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from router.table import GPU, LOWER, NO_GROUP, BlockTable
+from router.index.table import GPU, LOWER, NO_GROUP, BlockTable
 from schemas.kv_events import EVENT, WINDOWED, Kind, Tier
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from router.usage import StreamTail, Usage, WholeAnswer, usage_of
+from router.http.usage import StreamTail, Usage, WholeAnswer, usage_of
 from tests.router.recordings import requests_of
 
 
@@ -34,7 +34,7 @@ def test_what_is_missing_or_odd_is_unknown(text):
 
 
 def test_an_answer_over_the_bound_is_unknown(monkeypatch):
-    monkeypatch.setattr("router.usage.WHOLE_BYTES", 10)
+    monkeypatch.setattr("router.http.usage.WHOLE_BYTES", 10)
     answer = WholeAnswer()
     answer.add(b'{"usage":{"prompt_tokens":9}}')
     assert answer.usage() == Usage()

@@ -1,4 +1,4 @@
-from router.request_ids import MOST_CHARACTERS, RecordedIds
+from router.records.request_ids import MOST_CHARACTERS, RecordedIds
 
 
 def test_an_id_that_comes_again_gets_an_ending():

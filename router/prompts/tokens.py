@@ -25,7 +25,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from router.segments import SegmentCache, encoded
+from router.prompts.segments import SegmentCache, encoded
 from schemas.block_hash import U32
 from schemas.settings import SettingsError
 

@@ -12,8 +12,9 @@ from typing import Any
 import orjson
 
 from router.exchange import Exchange
-from router.index import TRUST_CODES
-from router.pools import Decided, Prompt
+from router.index.prefix_index import TRUST_CODES
+from router.pools import Decided
+from router.prompts.prompt import Prompt
 from schemas.requests import Attempt, pack_hashes
 
 RECORDED_CANDIDATES = 8

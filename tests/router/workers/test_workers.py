@@ -3,7 +3,9 @@ import random
 import numpy as np
 import pytest
 
-from router.workers import Health, PoolLoad, targets_of
+from router.workers.health import Health
+from router.workers.load import PoolLoad
+from router.workers.targets import targets_of
 from schemas.fleet import Pool, Worker
 
 

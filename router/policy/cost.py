@@ -1,4 +1,4 @@
-"""Which worker takes a request: a cost model in seconds, and policies that choose by it or by something else. Pure.
+"""What a request would cost on each worker, in seconds. Pure.
 
 For each worker (routers' comparison, section 4 of its notes; measured there: alpha and beta are the knobs that matter, coefficients off
 by 5x hardly change the choice):
@@ -12,18 +12,12 @@ h counts confirmed blocks, less where the index is not to be trusted or the bloc
 there from requests just dispatched. At least one token is always computed: h is at most the whole blocks of the prompt without its
 last token.
 
-All of it is vectors over the pool's workers, so that a decision among 64 costs about 20 us. Ties are broken at random among costs that
-differ by less than `tie_s`: a fixed order would send every cold prompt to the same worker.
-
-To add a policy: write a class with `choose`, and name it in `POLICIES`.
+All of it is vectors over the pool's workers, so that a decision among 64 costs about 20 us.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numba
 import numpy as np
@@ -79,22 +73,6 @@ class Terms:
     cost_s: F64
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Choice:
-    """worker: index into the arrays. score: what was minimised, shape (workers,), or None."""
-
-    worker: int
-    score: F64 | None
-
-
-class Policy(Protocol):
-    name: str
-    version: str
-
-    def choose(self, now: Situation, terms: Terms, rng: random.Random) -> Choice | None:
-        """None: nobody is allowed."""
-
-
 def most_cached_tokens(prompt_tokens: int, block_size: int) -> int:
     """An engine computes at least the last token: so many tokens at most come from the cache."""
     return max(prompt_tokens - 1, 0) // block_size * block_size
@@ -125,72 +103,3 @@ def _terms(  # type: ignore[no-untyped-def]
         out[0, w] = prefill_s
         out[1, w] = decode_s
         out[2, w] = alpha * queue_s[w] + prefill_s + decode_s
-
-
-class Cost:
-    """The least cost."""
-
-    name = "cost"
-    version = "1"
-
-    def __init__(self, coefficients: Coefficients) -> None:
-        self._tie_s = coefficients.tie_s
-
-    def choose(self, now: Situation, terms: Terms, rng: random.Random) -> Choice | None:
-        return _least(terms.cost_s, now.allowed, self._tie_s, rng)
-
-
-class LeastLoaded:
-    """The fewest requests in flight, whatever they hold."""
-
-    name = "least_loaded"
-    version = "1"
-
-    def choose(self, now: Situation, terms: Terms, rng: random.Random) -> Choice | None:
-        return _least(now.in_flight.astype(np.float64), now.allowed, 0.0, rng)
-
-
-class Random:
-    name = "random"
-    version = "1"
-
-    def choose(self, now: Situation, terms: Terms, rng: random.Random) -> Choice | None:
-        able = np.flatnonzero(now.allowed)
-        return Choice(int(able[rng.randrange(len(able))]), None) if len(able) else None
-
-
-class RoundRobin:
-    """One after the other, leaving out who is not allowed."""
-
-    name = "round_robin"
-    version = "1"
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def choose(self, now: Situation, terms: Terms, rng: random.Random) -> Choice | None:
-        n = len(now.allowed)
-        for step in range(n):
-            worker = (self._next + step) % n
-            if now.allowed[worker]:
-                self._next = worker + 1
-                return Choice(worker, None)
-        return None
-
-
-POLICIES: dict[str, Callable[[Coefficients], Policy]] = {
-    "cost": Cost,
-    "round_robin": lambda _: RoundRobin(),
-    "least_loaded": lambda _: LeastLoaded(),
-    "random": lambda _: Random(),
-}
-"""By name. Each pool gets a policy of its own, since some keep state."""
-
-
-def _least(score: F64, allowed: Mask, tie: float, rng: random.Random) -> Choice | None:
-    able = np.where(allowed, score, np.inf)
-    best = float(able.min(initial=np.inf))
-    if best == np.inf:
-        return None
-    near = np.flatnonzero(able <= best + tie)
-    return Choice(int(near[rng.randrange(len(near))] if len(near) > 1 else near[0]), score)

@@ -22,8 +22,9 @@ import aiohttp
 import numpy as np
 import orjson
 
-from router.pools import PoolState, Prompt, SkipReason
-from router.tokens import LocalTokenizer, UnsupportedPrompt
+from router.pools import PoolState
+from router.prompts.prompt import Prompt, SkipReason
+from router.prompts.tokens import LocalTokenizer, UnsupportedPrompt
 from schemas.block_hash import U32
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from router.tokens import LocalTokenizer, UnsupportedPrompt
+from router.prompts.tokens import LocalTokenizer, UnsupportedPrompt
 from schemas.settings import SettingsError
 from tests.router.recordings import TOKENIZER, expected, requests_of
 
