@@ -84,7 +84,8 @@ def open_published(path: Path, *, threads: int = 2, memory_limit: str = "1GB") -
     for _ in range(_OPENINGS):
         before = file_state(path)
         if before is None:
-            raise PublishedMissingError(f"there is no published database at {path}: start `warmwatch collect`, or set data_dir")
+            hint = "start the collector (warmwatch collect), or set data_dir"
+            raise PublishedMissingError(f"there is no published database at {path}: {hint}")
         try:
             connection = _open(path, threads, memory_limit)
         except PublishedError:
