@@ -37,6 +37,9 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     ),
     "collect": Subcommand("the stream -> DuckDB", "collector.settings:CollectorSettings", "collector.ingest:run", "collector"),
     "route": Subcommand("prefix-aware OpenAI-compatible router", "router.settings:RouterSettings", "router.app:run", "router"),
+    "route-key": Subcommand(
+        "makes an API key for the router", "router.access.new_key:RouteKeySettings", "router.access.new_key:run", "router"
+    ),
     "dashboard": Subcommand("the dashboard in a browser", "dashboard.settings:DashboardSettings", "dashboard.run:run", "dashboard"),
     "sql": Subcommand("a question to the published database", "schemas.tables.ask:AskSettings", "schemas.tables.ask:run", "collector"),
     "mark": Subcommand("note a change: a deploy, a new prompt, a scale-out", "schemas.mark:MarkSettings", "schemas.mark:run", "bridge"),

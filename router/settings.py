@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 
 from router.policy.cost import Coefficients
 from router.policy.policies import POLICIES
@@ -42,6 +42,20 @@ class RouterSettings(Settings):
     )
     blind_after_s: float = Field(60.0, gt=0, description="the same, as blind")
     warm_up_s: float = Field(30.0, ge=0, description="seconds for which /readyz waits at most until the index has caught up")
+
+    api_keys_file: Path | None = Field(
+        None, description="TOML file of the API keys that may send requests (form: router/access/keys.py); default: nobody is asked for one"
+    )
+    open_metrics: bool = Field(False, description="/metrics needs no API key either (the admin port's never does)")
+    upstream_api_key: SecretStr | None = Field(None, description="the engines' own API key, sent to workers instead of the client's")
+    upstream_api_key_file: Path | None = Field(None, description="file that holds the engines' own API key")
+    forward_credentials: bool | None = Field(
+        None, description="send the client's Authorization and x-api-key on to the workers; default: only while there is no api_keys_file"
+    )
+    tls_cert_file: Path | None = Field(
+        None, description="PEM file with the certificate and its chain: HTTPS; read again when it changes; default: plain HTTP"
+    )
+    tls_key_file: Path | None = Field(None, description="PEM file with the certificate's private key, without a passphrase")
 
     include_usage: bool = Field(
         False, description="ask for usage in streams that did not ask; their clients then see one more chunk, with the usage"

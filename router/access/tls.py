@@ -1,0 +1,76 @@
+"""TLS of the router's own port: one context for the process, whose certificate can be renewed while it serves.
+
+A certificate that was replaced on disk is tried on a context of its own first, since a certificate and a key that do not belong together
+would leave the serving one without either. Connections that stand keep what they were opened with; new ones get the new certificate.
+
+TLS 1.2 and newer. No client certificates: callers are told by their keys. A key file with a passphrase is refused, for nobody is there to
+type it.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from schemas.settings import SettingsError
+
+
+class _Encrypted(Exception):  # noqa: N818 - a value, named for what it is
+    pass
+
+
+class Certificate:
+    """Raises SettingsError when the files are not to be used."""
+
+    def __init__(self, cert_file: Path, key_file: Path) -> None:
+        self.cert_file, self.key_file = cert_file, key_file
+        self.context = _context(cert_file, key_file)
+
+    def reload(self) -> None:
+        """New connections get what the files hold now. Raises SettingsError, and then nothing has changed."""
+        _context(self.cert_file, self.key_file)
+        _load(self.context, self.cert_file, self.key_file)
+
+
+def certificate_of(cert_file: Path | None, key_file: Path | None) -> Certificate | None:
+    """None: plain HTTP. Raises SettingsError when only one of the two is given."""
+    if cert_file is None and key_file is None:
+        return None
+    if cert_file is None or key_file is None:
+        missing = "tls_cert_file" if cert_file is None else "tls_key_file"
+        raise SettingsError(f"setting `{missing}`: TLS needs both tls_cert_file and tls_key_file")
+    return Certificate(cert_file, key_file)
+
+
+def _context(cert_file: Path, key_file: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    _load(context, cert_file, key_file)
+    return context
+
+
+def _load(context: ssl.SSLContext, cert_file: Path, key_file: Path) -> None:
+    for path, setting in ((cert_file, "tls_cert_file"), (key_file, "tls_key_file")):
+        try:
+            with path.open("rb"):
+                pass
+        except OSError as e:
+            raise SettingsError(f"setting `{setting}`: {path} cannot be read: {e.strerror}") from e
+    try:
+        context.load_cert_chain(cert_file, key_file, password=_no_passphrase)
+    except _Encrypted:
+        raise SettingsError(
+            f"setting `tls_key_file`: {key_file} needs a passphrase; give one without (openssl pkey -in OLD -out NEW)"
+        ) from None
+    except ssl.SSLError as e:
+        if e.reason == "KEY_VALUES_MISMATCH":
+            raise SettingsError(f"setting `tls_key_file`: {key_file} is not the key of the certificate in {cert_file}") from e
+        raise SettingsError(
+            f"settings `tls_cert_file`, `tls_key_file`: {cert_file} must hold the certificate and its chain, {key_file} its private key, "
+            f"both as PEM ({e.reason or 'no PEM'})"
+        ) from e
+
+
+def _no_passphrase() -> str:
+    raise _Encrypted
