@@ -92,6 +92,7 @@ class PrefixIndex:
         self._confirmed = BlockTable()
         self._pending = BlockTable()
         self._slots: dict[WorkerId, Slot] = {}
+        self._free: list[int] = []  # numbers of released slots
         self._expiry: list[tuple[float, int, Expectation]] = []
         self._open: dict[int, Expectation] = {}
         self._pushed = 0
@@ -104,7 +105,7 @@ class PrefixIndex:
         """The slot of this worker and rank; a new one is BLIND and empty."""
         found = self._slots.get(source)
         if found is None:
-            found = self._slots[source] = Slot(len(self._slots), source)
+            found = self._slots[source] = Slot(self._free.pop() if self._free else len(self._slots), source)
             if found.number >= len(self.trust):
                 self._confirmed.fit(found.number + 1)
                 self._pending.fit(found.number + 1)
@@ -208,6 +209,18 @@ class PrefixIndex:
         slot = self.slot(source)
         self._confirmed.clear(slot.number)
         self._lose(slot)
+
+    def release(self, source: WorkerId) -> None:
+        """The worker is gone for good: its slot is emptied, and its number goes to the next one that comes."""
+        slot = self._slots.pop(source, None)
+        if slot is None:
+            return
+        self._confirmed.clear(slot.number)
+        for ticket in [t for t, e in self._open.items() if e.slot == slot.number]:
+            self.drop(ticket)
+        self._lose(slot)
+        self.heard_s[slot.number] = -np.inf
+        self._free.append(slot.number)
 
     def _lose(self, slot: Slot) -> None:
         slot.epoch = slot.seq = None
