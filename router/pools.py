@@ -10,24 +10,28 @@ No await here: a decision sees one consistent state, since all of it lives on on
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from router.index.prefix_index import BLIND, DEGRADED, PrefixIndex, Slot
-from router.policy.cost import Coefficients, Situation, Terms, most_cached_tokens, terms
+from router.policy.cost import F64, Coefficients, Mask, Situation, Terms, most_cached_tokens, terms
 from router.policy.policies import POLICIES, Choice, Policy
 from router.prompts.prompt import Prompt
 from router.prompts.tokens import LocalTokenizer
+from router.workers.admission import Admission
 from router.workers.health import Health
 from router.workers.load import PoolLoad
-from router.workers.targets import Target, targets_of
+from router.workers.retry_budget import RetryBudget
+from router.workers.rules import WorkerRules
+from router.workers.targets import Target, renumbered, targets_of
 from schemas.block_hash import U64, HashKey, hash_chain, root_hash, salted_extras
-from schemas.fleet import Fleet
+from schemas.fleet import Fleet, Pool, Worker
 from schemas.kv_events import WorkerId
 from schemas.workers import WorkerLoad
 
@@ -35,31 +39,110 @@ log = logging.getLogger(__name__)
 
 
 class PoolState:
-    """One pool: its targets, load, health, policy and tokenizer. block_size None: not learned yet, so no chains."""
+    """One pool: its targets, load, health, policy and tokenizer. block_size None: not learned yet, so no chains.
+
+    Arrays are by target number. A target that is gone keeps its place in `targets` until another takes it, with `present` False; what was
+    on its way there ends as if it were not gone.
+    """
 
     def __init__(
         self,
-        name: str,
-        model: str,
-        targets: tuple[Target, ...],
+        spec: Pool,
+        workers: Sequence[Worker],
         tokenizer: LocalTokenizer | None,
         policy: Policy,
         index: PrefixIndex,
         key: HashKey,
+        rules: WorkerRules,
+        choose_rank: bool,
     ) -> None:
-        self.name, self.model, self.targets, self.tokenizer, self.policy = name, model, targets, tokenizer, policy
-        self.load = PoolLoad(len(targets))
-        self.health = Health(targets)
+        self.name, self.model, self.tokenizer, self.policy = spec.name, spec.model_name, tokenizer, policy
+        self.targets: tuple[Target, ...] = ()
+        self.present: Mask = np.zeros(0, np.bool_)
+        self.draining: Mask = np.zeros(0, np.bool_)
+        self.added_s: F64 = np.zeros(0)
+        """When a target joined, monotonic seconds; -inf: it was there at the start."""
+        self.load = PoolLoad(0)
+        self.health = Health((), rules.breaker)
+        self.retries = RetryBudget(rules.retry_ratio, rules.retry_burst)
+        self.admission = Admission(self._places, rules.max_queue, rules.max_queue_wait_s)
         self.block_size: int | None = None
         self.block_size_conflicts = 0
         self.newest_load: dict[tuple[str, int], WorkerLoad] = {}
-        slots = [tuple(index.slot(s) for s in t.sources) for t in targets]
-        self._slots: tuple[tuple[Slot, ...], ...] = tuple(slots)
-        self._first_slot: npt.NDArray[np.int64] = np.array([s[0].number for s in slots], np.int64)
-        self._several = tuple(i for i, s in enumerate(slots) if len(s) > 1)
+        self._spec, self._index, self._choose_rank, self._max_in_flight = spec, index, choose_rank, rules.max_in_flight
+        self.sources: dict[WorkerId, Slot] = {}
+        self._slots: tuple[tuple[Slot, ...], ...] = ()
+        self._first_slot: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._several: tuple[int, ...] = ()
         self._key = key
         self.key_id = key.key_id
         self._roots: dict[str | None, int] = {}
+        self.set_workers(workers, -math.inf)
+
+    def set_workers(self, workers: Sequence[Worker], now_s: float) -> tuple[Slot, ...]:
+        """These are the pool's workers from the next decision on. Who stays (same name, address and ranks) keeps number, load, health and
+        blocks; who joins starts with nothing. Returns the index slots of those who are gone. now_s: monotonic seconds."""
+        wanted = targets_of(self._spec, workers, self._choose_rank)
+        before = self.targets
+        self.targets, present = renumbered(self.targets, self.present.tolist(), wanted, lambda n: not self.load.in_flight[n])
+        joined = [t.number for t in self.targets if t.number >= len(before) or t is not before[t.number]]
+        grown = len(self.targets) - len(before)
+        self.present = np.array(present, np.bool_)
+        self.draining = np.concatenate([self.draining, np.zeros(grown, np.bool_)]) & self.present
+        self.added_s = np.concatenate([self.added_s, np.zeros(grown)])
+        self.draining[joined], self.added_s[joined] = False, now_s
+        self.load.grow(len(self.targets))
+        self.health.set_targets(self.targets, self.present)
+        released = self._seat()
+        self.admission.look()
+        return released
+
+    def _seat(self) -> tuple[Slot, ...]:
+        """Index slots by target. A target that is gone keeps the ones that it had, which nobody reads for it any more."""
+        here = dict.fromkeys(source for t in self.targets if self.present[t.number] for source in t.sources)
+        gone = tuple(slot for source, slot in self.sources.items() if source not in here)
+        for source in (slot.source for slot in gone):
+            getattr(self._index, "release", self._index.distrust)(source)
+            self.newest_load.pop((source.worker, source.rank), None)
+        old = {t.number: slots for t, slots in zip(self.targets, self._slots, strict=False)}
+        self.sources = {s: self._index.slot(s) for s in here}
+        self._slots = tuple(tuple(self.sources[s] for s in t.sources) if self.present[t.number] else old[t.number] for t in self.targets)
+        self._first_slot = np.array([slots[0].number for slots in self._slots], np.int64)
+        self._several = tuple(i for i, slots in enumerate(self._slots) if len(slots) > 1)
+        return gone
+
+    def drain(self, worker: str, on: bool = True) -> None:
+        """A worker that drains takes only what goes on there (policy/eligible.py), until it is taken out or the drain is taken back."""
+        for t in self.targets:
+            if t.worker == worker:
+                self.draining[t.number] = on and bool(self.present[t.number])
+
+    def busy(self, worker: str) -> int:
+        """Requests on their way to this worker, over its ranks."""
+        return sum(int(self.load.in_flight[t.number]) for t in self.targets if t.worker == worker and self.present[t.number])
+
+    def allowed(self, excluded: Iterable[int], now_s: float) -> Mask:
+        """Who may take a request: present, up, with a place (max_in_flight), and not excluded. When nobody is left, places don't count,
+        and when nobody is up either, all that are present and not excluded may be tried: a breaker is a guess, and 503 helps nobody."""
+        up = self.health.up_at(now_s)
+        able = up & (self.load.in_flight < self._max_in_flight) if self._max_in_flight else up.copy()
+        for i in excluded:
+            able[i] = False
+        if not able.any():
+            for others in (up, self.present):
+                able = others.copy()
+                for i in excluded:
+                    able[i] = False
+                if able.any():
+                    break
+        return able
+
+    def _places(self) -> int | None:
+        """For how many requests there is a place at the workers that are up, or at all of them when none is."""
+        if not self._max_in_flight:
+            return None
+        up = int(np.count_nonzero(self.health.up_at(time.monotonic()) & ~self.draining))
+        return self._max_in_flight * (up or max(1, int(np.count_nonzero(self.present))))
 
     def slots_of(self, target: int) -> tuple[Slot, ...]:
         return self._slots[target]
@@ -77,7 +160,7 @@ class PoolState:
         one is counted: that worker's blocks match no prompt."""
         if self.block_size == block_size:
             return
-        if self.block_size is None or all(s.block_size in (None, block_size) for slots in self._slots for s in slots):
+        if self.block_size is None or all(s.block_size in (None, block_size) for s in self.sources.values()):
             log.info("pool %s: blocks of %d tokens (before: %s)", self.name, block_size, self.block_size)
             self.block_size = block_size
             return
@@ -152,6 +235,7 @@ class Pools:
         rules: TrustRules,
         rng: random.Random,
         choose_rank: bool = True,
+        worker_rules: WorkerRules = WorkerRules(),  # noqa: B008 - a frozen value
     ) -> None:
         self.index = PrefixIndex()
         self._key_id = key.key_id
@@ -159,20 +243,20 @@ class Pools:
         self._coefficients, self._rules, self._rng = coefficients, rules, rng
         self.by_name: dict[str, PoolState] = {
             p.name: PoolState(
-                p.name, p.model_name, targets_of(p, fleet.workers_of(p.name), choose_rank), tokenizers.get(p.name),
-                POLICIES[policy](coefficients), self.index, key,
+                p, fleet.workers_of(p.name), tokenizers.get(p.name), POLICIES[policy](coefficients), self.index, key, worker_rules,
+                choose_rank,
             )
             for p in fleet.pools
         }  # fmt: skip
         self._by_model = {s.model: s for s in reversed(self.by_name.values())}
-        self._sources = frozenset(s.source for s in self.index.slots)
 
     def __iter__(self) -> Iterator[PoolState]:
         return iter(self.by_name.values())
 
     def knows(self, source: WorkerId) -> bool:
-        """Whether the fleet file has this worker and rank."""
-        return source in self._sources
+        """Whether this worker and rank belongs to a pool now."""
+        pool = self.by_name.get(source.pool)
+        return pool is not None and source in pool.sources
 
     def hear_key(self, source: WorkerId, key_id: str | None) -> None:
         """A bridge tells which hash key it names blocks with. Another than ours: its names can never match, so the worker is blind. None:
@@ -194,6 +278,11 @@ class Pools:
     def has_other_key(self, pool: PoolState, target: int) -> bool:
         """Whether this target's bridge (of a rank) has said that its hash key is not ours."""
         return any(s.number in self._other_key for s in pool.slots_of(target))
+
+    def set_workers(self, pool: str, workers: Sequence[Worker], now_s: float) -> None:
+        """See PoolState.set_workers. Raises KeyError for a pool that there is not."""
+        for slot in self.by_name[pool].set_workers(workers, now_s):
+            self._other_key.discard(slot.number)
 
     def set_policy(self, pool: str, policy: str) -> None:
         """From the next decision on. Raises KeyError for a pool or policy that there is not."""
@@ -222,16 +311,10 @@ class Pools:
         return pool.by_slot(np.minimum(self.index.trust, cap), worst=True).astype(np.uint8)
 
     def decide(self, pool: PoolState, prompt: Prompt, excluded: set[int], now_s: float) -> Decided | None:
-        """Chooses among the targets that are up and not excluded; when none is up, among all that are not excluded. None: nobody."""
+        """Chooses among the targets that `PoolState.allowed` leaves. None: nobody."""
         started = time.perf_counter()
         n = len(pool.targets)
-        allowed = pool.health.up.copy()
-        for i in excluded:
-            allowed[i] = False
-        if not allowed.any():
-            allowed[:] = True
-            for i in excluded:
-                allowed[i] = False
+        allowed = pool.allowed(excluded, now_s)
         block_size = prompt.block_size or 1
         trust = self.trust(pool, now_s)
         if prompt.chain is None:

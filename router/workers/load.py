@@ -41,6 +41,17 @@ class PoolLoad:
         self._waiting: list[dict[Flight, None]] = [{} for _ in range(targets)]  # in order of admission
         self._unstreamed = 0
 
+    def grow(self, targets: int) -> None:
+        """Makes room for targets 0 .. targets - 1; what is on its way stays booked."""
+        more = targets - len(self.in_flight)
+        if more <= 0:
+            return
+        self.in_flight, self.decoding = (np.concatenate([a, np.zeros(more, np.int64)]) for a in (self.in_flight, self.decoding))
+        self._waiting_s, self._oldest_since, self._oldest_s = (
+            np.concatenate([a, np.zeros(more)]) for a in (self._waiting_s, self._oldest_since, self._oldest_s)
+        )
+        self._waiting += [{} for _ in range(more)]
+
     def admit(self, target: int, prefill_s: float, streams: bool, now_s: float) -> Flight:
         flight = Flight(target, prefill_s, streams)
         self.in_flight[target] += 1
