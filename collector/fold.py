@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 from collector.attribution import Running, assign, tell
 from collector.join import Join, Place, Request, Taken
 from collector.kv_rows import kv_event_rows
-from collector.request_rows import candidate_rows, request_row
+from collector.request_rows import attempt_rows, candidate_rows, request_row, shadow_rows
 from collector.residency import CLEARS, LOST_BATCHES, REMOVED_BLOCKS, RESIDENT, STORED_BLOCKS, Residency
 from collector.residency import EVENTS as EVENT_COUNT
 from collector.rollups import Rollups
@@ -149,10 +149,14 @@ class Fold:
 
     def _decision(self, d: Decision, at: Place, record: Record, now_s: float) -> None:
         self.newest_s[at[0]] = max(self.newest_s.get(at[0], 0.0), min(d.time_s, now_s))
+        known = self.join.open.get(d.request_id)
+        told_attempts = 0 if known is None or known.decision is None else len(known.decision.attempts)
         taken = self.join.decision(d, at, record.timestamp / 1000)
         if taken in (Taken.NEW, Taken.SUPERSEDED):
             self.counters["superseded/decision"] += taken is Taken.SUPERSEDED
             self._rows.setdefault("candidates", []).extend(candidate_rows(d))
+            self._rows.setdefault("shadows", []).extend(shadow_rows(d))
+            self._rows.setdefault("attempts", []).extend(attempt_rows(d, told_attempts))
             if d.key_id is not None:
                 self._router_key(d.pool, d.key_id, min(d.time_s, now_s), d.router)
         else:
@@ -366,7 +370,8 @@ class Fold:
         for r in done:
             self._close(r)
         for r in self.join.overdue(requests_complete_s, self._outcome_wait_s, self._decision_wait_s):
-            self.counters["outcome_missing" if r.outcome is None else "decision_missing"] += 1
+            if not r.undecided:
+                self.counters["outcome_missing" if r.outcome is None else "decision_missing"] += 1
             self._count(r)
             self._close(r)
         for r in self.join.beyond(self._open_bytes):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from collector.attribution import Running
-from schemas.requests import Decision, Outcome, unpack_hashes
+from schemas.requests import Candidate, Decision, Outcome, unpack_hashes
 from schemas.stream import Partition
 
 REMEMBERED = 200_000
@@ -68,10 +68,25 @@ class Request:
     @property
     def worker(self) -> tuple[str | None, str | None]:
         """(pool, worker)."""
-        pool = None if self.decision is None else self.decision.pool
+        half = self.decision or self.outcome
+        pool = None if half is None else half.pool
         if self.outcome is not None and self.outcome.worker is not None:
             return pool, self.outcome.worker
         return pool, None if self.decision is None else self.decision.worker
+
+    @property
+    def undecided(self) -> bool:
+        """No worker could be chosen, so there is no decision to wait for or to miss."""
+        return self.decision is None and self.outcome is not None and self.outcome.worker is None and self.outcome.pool is not None
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """The chosen worker as the last decision saw it."""
+        return None if self.decision is None else chosen_of(self.decision)
+
+    @property
+    def predicted_tokens(self) -> int | None:
+        return None if self.decision is None else predicted_tokens(self.decision)
 
     @property
     def last_decision_known(self) -> bool:
@@ -91,6 +106,23 @@ class Request:
         if self.outcome is not None and self.outcome.prompt_tokens is not None:
             return self.outcome.prompt_tokens
         return None if self.decision is None else self.decision.prompt_tokens
+
+
+def went_to(d: Decision, worker: str, rank: int | None) -> bool:
+    """Whether this worker and rank is the one that the request went to."""
+    return worker == d.worker and (d.rank is None or rank == d.rank)
+
+
+def chosen_of(d: Decision) -> Candidate | None:
+    return next((c for c in d.candidates if went_to(d, c.worker, c.rank)), None)
+
+
+def predicted_tokens(d: Decision) -> int | None:
+    """Cached tokens that the router expected; of a router that does not say so itself, the overlap of the chosen worker."""
+    if d.predicted_tokens is not None:
+        return d.predicted_tokens
+    chosen = chosen_of(d)
+    return None if chosen is None or d.token_source == "none" else chosen.overlap_tokens + chosen.speculative_tokens
 
 
 class Join:
@@ -197,10 +229,11 @@ class Join:
         if d is None:
             return
         if d.chain is not None:
-            chain = unpack_hashes(d.chain)
-            r.chain_ends = len(chain), int(chain[0]) if len(chain) else None, int(chain[-1]) if len(chain) else None
-            if d.block_size is not None and d.token_source in ("exact", "engine"):
-                r.running = Running(d.request_id, chain, 0, d.time_s)
+            if d.token_source in ("exact", "engine"):  # the names of a text prompt's chunks are no names of blocks
+                chain = unpack_hashes(d.chain)
+                r.chain_ends = len(chain), int(chain[0]) if len(chain) else None, int(chain[-1]) if len(chain) else None
+                if d.block_size is not None:
+                    r.running = Running(d.request_id, chain, 0, d.time_s)
             r.decision = d.model_copy(update={"chain": None})  # long prompts in flight are held once, not as text as well
         if r.running is None:
             return

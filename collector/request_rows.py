@@ -1,42 +1,45 @@
-"""Rows of `requests` and `candidates` from decisions and outcomes, in the contract's column order."""
+"""Rows of `requests`, `candidates`, `shadows` and `attempts` from decisions and outcomes, in the contract's column order."""
 
 from __future__ import annotations
 
-from collector.join import Request
+from collector.join import Request, predicted_tokens, went_to
 from collector.store.columns import micros
 from schemas.requests import Decision
 
 
 def request_row(r: Request, closed: bool) -> tuple[object, ...]:
     """The row as known now. closed: the other half, where missing, did not come in time."""
-    d, o = r.decision, r.outcome
+    d, o, chosen = r.decision, r.outcome, r.chosen
+    who = d or o  # an outcome says itself what it was where there is no decision
     pool, worker = r.worker
-    chosen = None if d is None else next((c for c in d.candidates if c.worker == d.worker and (d.rank is None or c.rank == d.rank)), None)
     blocks, head, tail = r.chain_ends or (None, None, None)
     started_s = r.started_s
     return (
         r.request_id,
-        d and d.session_id,
+        who and who.session_id,
         None if started_s is None else micros(started_s),
         o and micros(o.time_s),
-        d and d.router,
+        who and who.router,
         pool,
         worker,
         r.rank,
-        d and d.model,
-        d and d.path,
-        d and d.route,
-        d and d.tenant,
-        d and d.stream,
+        who and who.model,
+        who and who.path,
+        who and who.route,
+        who and who.tenant,
+        who and who.stream,
         d and d.policy,
         d and d.policy_version,
+        d and d.coefficients_version,
         d and d.token_source,
+        d and d.token_reason,
         r.prompt_tokens,
         o and o.cached_tokens,
         r.event_hit_tokens,
-        chosen and chosen.overlap_tokens + chosen.speculative_tokens,
+        r.predicted_tokens,
         d and d.best_overlap_tokens,
         d and d.best_overlap_worker,
+        d and d.best_overlap_rank,
         o and o.created_tokens,
         o and o.completion_tokens,
         d and d.block_size,
@@ -49,8 +52,13 @@ def request_row(r: Request, closed: bool) -> tuple[object, ...]:
         o and o.engine_ttft_s,
         chosen and chosen.queue_s,
         chosen and chosen.prefill_s,
+        chosen and chosen.load_s,
+        chosen and chosen.decode_s,
         chosen and chosen.cost_s,
+        d and d.runner_up_worker,
+        d and d.runner_up_rank,
         d and d.margin_s,
+        d and d.waited_s,
         d and d.index_lag_s,
         chosen and chosen.epoch,
         chosen and chosen.seq,
@@ -63,7 +71,7 @@ def request_row(r: Request, closed: bool) -> tuple[object, ...]:
         d and d.tokenize_us,
         o and o.request_bytes,
         o and o.response_bytes,
-        closed and d is None,
+        closed and d is None and not r.undecided,
         closed and o is None,
     )
 
@@ -71,9 +79,27 @@ def request_row(r: Request, closed: bool) -> tuple[object, ...]:
 def candidate_rows(d: Decision) -> list[tuple[object, ...]]:
     return [
         (
-            d.request_id, micros(d.time_s), i, c.worker == d.worker and (d.rank is None or c.rank == d.rank), d.pool, c.worker, c.rank,
-            c.overlap_tokens, c.overlap_gpu_tokens, c.speculative_tokens, c.queue_s, c.prefill_s, c.decode_s, c.cost_s, c.epoch, c.seq,
-            str(c.trust), c.in_flight,
+            d.request_id, micros(d.time_s), i, went_to(d, c.worker, c.rank), d.pool, c.worker, c.rank,
+            c.overlap_tokens, c.overlap_gpu_tokens, c.overlap_cpu_tokens, c.overlap_disk_tokens, c.speculative_tokens,
+            c.queue_s, c.prefill_s, c.load_s, c.decode_s, c.cost_s, d.coefficients_version, c.epoch, c.seq,
+            str(c.trust), c.in_flight, c.decoding, c.draining, c.allowed,
         )
         for i, c in enumerate(d.candidates)
     ]  # fmt: skip
+
+
+def shadow_rows(d: Decision) -> list[tuple[object, ...]]:
+    return [
+        (
+            d.request_id, micros(d.time_s), s.policy, s.version, d.policy, d.pool, s.worker, s.rank, went_to(d, s.worker, s.rank),
+            s.predicted_tokens, predicted_tokens(d), s.margin_s,
+        )
+        for s in d.shadows
+    ]  # fmt: skip
+
+
+def attempt_rows(d: Decision, known: int) -> list[tuple[object, ...]]:
+    """Rows of the attempts that an earlier decision of the request has not told of; it told of so many: `known`."""
+    return [
+        (d.request_id, micros(d.time_s), i, d.pool, a.worker, a.rank, a.error, a.after_s) for i, a in enumerate(d.attempts) if i >= known
+    ]

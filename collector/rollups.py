@@ -90,12 +90,11 @@ class Rollups:
             c["reported_prompt_tokens"] += prompt
             c["cached_tokens"] += o.cached_tokens
             c["hit_share_sum"] += o.cached_tokens / prompt
-            chosen = None if d is None else next((x for x in d.candidates if x.worker == d.worker and x.rank in (None, d.rank)), None)
-            if chosen is not None:
+            if d is not None and d.token_source in ("exact", "engine") and r.predicted_tokens is not None:  # else it is a guess
                 c["predicted_requests"] += 1
-                c["predicted_exact"] += chosen.overlap_tokens + chosen.speculative_tokens == o.cached_tokens
+                c["predicted_exact"] += r.predicted_tokens == o.cached_tokens
         latencies = self.latencies.setdefault(bucket_of(o.time_s), {})
-        route, policy = (None, None) if d is None else (d.route, d.policy)
+        route, policy = o.route if d is None else d.route, None if d is None else d.policy
         for measure, value in (("ttft", o.ttft_s), ("e2e", o.e2e_s), ("engine_queue", o.engine_queue_s), ("engine_ttft", o.engine_ttft_s)):
             if value is not None:
                 key = pool, worker, r.rank, route, policy, measure, min(latency_bucket(value), 65535)

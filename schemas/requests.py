@@ -47,23 +47,45 @@ class Candidate(StreamModel):
 
     worker: Name
     rank: Rank | None = Field(None, description="null: the router does not choose ranks")
-    overlap_tokens: Tokens = Field(description="confirmed by KV events, any tier")
+    overlap_tokens: Tokens = Field(
+        description="confirmed by KV events, any tier; with token source text: guessed from what this router sent there"
+    )
     overlap_gpu_tokens: Tokens = Field(description="of these, on the GPU")
+    overlap_cpu_tokens: Tokens | None = Field(None, description="of these, in CPU memory; null: not told apart")
+    overlap_disk_tokens: Tokens | None = Field(None, description="of these, on disk; null: not told apart")
     speculative_tokens: Tokens = Field(0, description="further tokens expected from requests dispatched but not yet confirmed")
     queue_s: Seconds | None = Field(None, description="predicted wait before this request's prefill")
     prefill_s: Seconds | None = Field(None, description="predicted prefill of the uncached tokens")
+    load_s: Seconds | None = Field(None, description="predicted loading of blocks from lower tiers")
     decode_s: Seconds | None = Field(None, description="predicted cost of running beside the decodes there")
     cost_s: float | None = Field(None, description="what the policy minimised; null: the policy has no cost")
     epoch: Clock | None = Field(None, description="clock of the worker's cache that the index had applied")
     seq: Clock | None = None
     trust: Trust
     in_flight: Count = Field(0, description="requests of this router on that worker")
+    decoding: Count | None = Field(None, description="of these, past their first token")
+    draining: bool | None = Field(None, description="it is being emptied and takes no new request")
+    allowed: bool | None = Field(None, description="false: it could not be chosen: down, draining, or tried before")
+
+
+class ShadowPick(StreamModel):
+    """The worker that another policy would have taken, had it been asked in earnest."""
+
+    policy: Name
+    version: str | None = Field(None, max_length=100)
+    worker: Name
+    rank: Rank | None = None
+    predicted_tokens: Tokens | None = Field(None, description="cached tokens to be expected there; null: the prefix is unknown")
+    margin_s: float | None = Field(
+        None, description="cost of its pick minus cost of the chosen, both by the cost model; negative: it looked cheaper"
+    )
 
 
 class Attempt(StreamModel):
     """One dispatch of the request to a worker that failed before the first byte."""
 
     worker: Name
+    rank: Rank | None = None
     error: str = Field(max_length=1000)
     after_s: Seconds
 
@@ -84,9 +106,11 @@ class Decision(StreamModel):
     stream: bool | None = None
     policy: Name
     policy_version: str = Field(max_length=100)
+    coefficients_version: str | None = Field(None, max_length=100, description="of the cost model; null: not versioned")
     token_source: Literal["exact", "engine", "text", "none"] = Field(
         description="exact: own tokenizer; engine: its /tokenize; text: approximated from characters; none: the prefix is unknown"
     )
+    token_reason: str | None = Field(None, max_length=200, description="why the source is none or text, such as too_long; null: not said")
     prompt_tokens: Tokens | None = None
     block_size: Tokens | None = Field(None, ge=1)
     lora: str | None = Field(None, max_length=1024)
@@ -97,8 +121,20 @@ class Decision(StreamModel):
     candidates: tuple[Candidate, ...] = Field((), max_length=1024, description="the chosen worker and the best others, by cost")
     workers_considered: Count = 0
     best_overlap_worker: Name | None = None
-    best_overlap_tokens: Tokens | None = Field(None, description="longest prefix held anywhere in the pool")
-    margin_s: float | None = Field(None, description="cost of the runner-up minus cost of the chosen")
+    best_overlap_rank: Rank | None = None
+    best_overlap_tokens: Tokens | None = Field(
+        None, description="longest prefix held anywhere in the pool, also by workers that could not be chosen"
+    )
+    predicted_tokens: Tokens | None = Field(
+        None,
+        description="cached tokens that the engine is expected to report: confirmed and speculative overlap of the chosen worker, at most "
+        "the whole blocks before the last token; null: the prefix is unknown",
+    )
+    runner_up_worker: Name | None = Field(None, description="the cheapest other worker that could have been chosen")
+    runner_up_rank: Rank | None = None
+    margin_s: float | None = Field(None, description="cost of the runner-up minus cost of the chosen, both by the cost model")
+    shadows: tuple[ShadowPick, ...] = Field((), max_length=32, description="what other policies would have done")
+    waited_s: Seconds | None = Field(None, description="wait in the router's own queue before the decision")
     index_lag_s: Seconds | None = Field(None, description="age of the newest KV batch applied from the chosen worker")
     decide_us: float | None = Field(None, ge=0, description="time that the decision took, tokenizing left out")
     tokenize_us: float | None = Field(None, ge=0)
@@ -106,12 +142,12 @@ class Decision(StreamModel):
 
 
 class Outcome(StreamModel):
-    """How a request ended."""
+    """How a request ended. A request that no worker could be chosen for has no decision, so its outcome says itself what it was."""
 
     version: Literal[1] = 1
     request_id: Name
     time_s: UnixSeconds = Field(description="unix seconds at which the answer ended")
-    worker: Name | None = Field(None, description="null: no worker could be tried")
+    worker: Name | None = Field(None, description="null: no worker could be tried, and there is no decision")
     rank: Rank | None = None
     status: int | None = Field(None, ge=100, lt=600, description="HTTP status sent to the client; null: the client left first")
     error: str | None = Field(None, max_length=1000, description="null: none. timeout, connect, disconnect, upstream ...")
@@ -126,3 +162,11 @@ class Outcome(StreamModel):
     request_bytes: Counter | None = None
     response_bytes: Counter | None = None
     retries: Count = 0
+    router: Name | None = Field(None, description="this and what follows: as in a decision, where there is none")
+    pool: Name | None = None
+    model: Name | None = None
+    path: str | None = Field(None, max_length=1024)
+    route: str | None = Field(None, max_length=1024)
+    tenant: str | None = Field(None, max_length=1024)
+    session_id: str | None = Field(None, max_length=1024)
+    stream: bool | None = None

@@ -5,7 +5,8 @@
     main.*     what people read: views over parts.* with the contract's columns and comments
 
 Each publish only rewrites the few views that name files; their comments go with a view and are written again (3 ms a table). Segment paths
-are absolute: readers may start anywhere. The file has DuckDB's v1.0.0 storage format, which older command-line clients read, too.
+are absolute: readers may start anywhere. Segments of an earlier minor version lack columns, which are NULL then. The file has DuckDB's
+v1.0.0 storage format, which older command-line clients read, too.
 Rejected: a glob in the views (it would count a segment that nobody committed yet, and both sides of a compaction).
 """
 
@@ -20,8 +21,9 @@ import duckdb
 import pyarrow as pa
 
 from collector.store.columns import arrow_schema
-from collector.store.segments import Segment, sync_folder
+from collector.store.segments import Segment, columns_of, sync_folder
 from schemas.tables.published import (
+    ATTEMPTS,
     CANDIDATES,
     CHANGES,
     DATA_HEALTH,
@@ -30,6 +32,7 @@ from schemas.tables.published import (
     LATENCY_10S,
     PUBLISHED,
     REQUESTS,
+    SHADOWS,
     WORKER_10S,
     WORKERS,
     Table,
@@ -37,8 +40,10 @@ from schemas.tables.published import (
 )
 from schemas.tables.read import FILE_NAME
 
-SEGMENTED: tuple[Table, ...] = (REQUESTS, CANDIDATES, KV_EVENTS, WORKER_10S, LATENCY_10S, CHANGES, DEAD_LETTERS)
+SEGMENTED: tuple[Table, ...] = (REQUESTS, CANDIDATES, SHADOWS, ATTEMPTS, KV_EVENTS, WORKER_10S, LATENCY_10S, CHANGES, DEAD_LETTERS)
 WHOLE: tuple[Table, ...] = (WORKERS, DATA_HEALTH, PUBLISHED)
+Files = dict[frozenset[str], list[str]]
+"""Paths of segments by the columns that they have."""
 SCHEMAS = {t.name: arrow_schema(t) for t in (*SEGMENTED, *WHOLE)}
 
 
@@ -48,15 +53,18 @@ class Publisher:
         self._segments_dir = segments_dir.resolve()
         self._draft = self._target.with_name(f".{FILE_NAME}.draft")
         self._template = self._target.with_name(f".{FILE_NAME}.template")
+        self._columns: dict[str, frozenset[str]] = {}  # of segments, by name: read once each, since they never change
         self._db = _connect()
         _remove(self._draft)
         self._make_template()
 
     def publish(self, manifest: Iterable[Segment], parts: Mapping[str, pa.Table]) -> None:
         """parts: live rows of segmented tables and all rows of the others; a missing table is empty. Raises OSError, duckdb.Error."""
-        files: dict[str, list[str]] = {t.name: [] for t in SEGMENTED}
+        files: dict[str, Files] = {t.name: {} for t in SEGMENTED}
+        known, self._columns = self._columns, {}
         for s in manifest:
-            files[s.table].append(str(self._segments_dir / s.name))
+            columns = self._columns[s.name] = known.get(s.name) or self._columns_of(s)
+            files[s.table].setdefault(columns, []).append(str(self._segments_dir / s.name))
         _remove(self._draft)
         shutil.copyfile(self._template, self._draft)
         db = self._db
@@ -85,6 +93,12 @@ class Publisher:
         self._draft.replace(self._target)
         sync_folder(self._target.parent)
 
+    def _columns_of(self, segment: Segment) -> frozenset[str]:
+        try:
+            return columns_of(self._segments_dir, segment)
+        except (OSError, pa.ArrowException):  # one damaged file must not keep all others from readers: who asks for its rows will be told
+            return frozenset(SCHEMAS[segment.table].names)
+
     def close(self) -> None:
         self._db.close()
         _remove(self._template)
@@ -103,7 +117,7 @@ class Publisher:
                 columns = ", ".join(f'"{c.name}" {c.type}' for c in t.columns)
                 names = ", ".join(f'"{c.name}"' for c in t.columns)
                 db.execute(f'CREATE TABLE live."{t.name}" ({columns});{t.comments("TABLE", "live")}')
-                db.execute(f'CREATE VIEW parts."{t.name}" AS {_select(t, [])};{t.comments("VIEW", "parts")}')
+                db.execute(f'CREATE VIEW parts."{t.name}" AS {_select(t, {})};{t.comments("VIEW", "parts")}')
                 db.execute(f'CREATE VIEW main."{t.name}" AS SELECT {names} FROM parts."{t.name}"')  # noqa: S608 names of ours
                 db.execute(t.comments("VIEW"))
             db.execute(macros_sql())
@@ -119,12 +133,14 @@ def _connect() -> duckdb.DuckDBPyConnection:
     return db
 
 
-def _select(table: Table, files: list[str]) -> str:
+def _select(table: Table, files: Files) -> str:
+    parts = []
+    for columns, paths in files.items():
+        names = ", ".join(f'"{c.name}"' if c.name in columns else f'NULL::{c.type} AS "{c.name}"' for c in table.columns)
+        parts.append(f"SELECT {names} FROM read_parquet([{', '.join(map(_quote, paths))}])")  # noqa: S608 paths of ours
     names = ", ".join(f'"{c.name}"' for c in table.columns)
-    live = f'SELECT {names} FROM live."{table.name}"'  # noqa: S608 names of ours
-    if not files:
-        return live
-    return f"SELECT {names} FROM read_parquet([{', '.join(map(_quote, files))}]) UNION ALL {live}"  # noqa: S608 paths of ours
+    parts.append(f'SELECT {names} FROM live."{table.name}"')  # noqa: S608 names of ours
+    return " UNION ALL ".join(parts)
 
 
 def _quote(text: str) -> str:

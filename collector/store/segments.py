@@ -60,7 +60,13 @@ def write_segment(folder: Path, table: str, lo: int, hi: int, content: pa.Table,
 
 
 def read_segments(folder: Path, segments: Iterable[Segment]) -> pa.Table:
-    return pa.concat_tables([pq.ParquetFile(folder / s.name).read() for s in segments])
+    """All rows, with every column that one of them has: those of an earlier version have NULL where a later one has more."""
+    return pa.concat_tables([pq.ParquetFile(folder / s.name).read() for s in segments], promote_options="default")
+
+
+def columns_of(folder: Path, segment: Segment) -> frozenset[str]:
+    """The columns that the file has. Raises OSError, pyarrow.ArrowException."""
+    return frozenset(pq.read_schema(folder / segment.name).names)
 
 
 def sweep(folder: Path, keep: set[str]) -> list[str]:

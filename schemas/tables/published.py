@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from importlib import resources
 
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 1, 1
 
 BUCKET_S = 10
 
@@ -85,8 +85,10 @@ REQUESTS = _table(
     ("tenant", "VARCHAR", "Tenant, from the API key or a header."),
     ("stream", "BOOLEAN", "The client asked for a stream."),
     ("policy", "VARCHAR", "Routing policy that chose the worker."),
-    ("policy_version", "VARCHAR", "Version of that policy and its coefficients."),
+    ("policy_version", "VARCHAR", "Version of that policy."),
+    ("coefficients_version", "VARCHAR", "Version of the cost model's coefficients; NULL: not said."),
     ("token_source", "VARCHAR", "How the router knew the prompt: exact (own tokenizer), engine (/tokenize), text (approximated), none."),
+    ("token_reason", "VARCHAR", "Why the source is text or none; NULL: not said."),
     ("prompt_tokens", "UINTEGER", "Prompt tokens as the engine reported; where it did not, as the router counted."),
     ("cached_tokens", "UINTEGER", "Prompt tokens found in the cache, as the engine reported; NULL: not reported."),
     (
@@ -94,13 +96,19 @@ REQUESTS = _table(
         "UINTEGER",
         "The same told from KV events: longest resident prefix just before the request's own first store. NULL: the events do not suffice.",
     ),
-    ("predicted_tokens", "UINTEGER", "What the router expected to be cached on the chosen worker: confirmed plus speculative overlap."),
+    (
+        "predicted_tokens",
+        "UINTEGER",
+        "What the router expected to be cached on the chosen worker: confirmed plus speculative overlap, at most the whole blocks before "
+        "the last token. With token_source text a guess.",
+    ),
     ("best_overlap_tokens", "UINTEGER", "Longest prefix that any worker of the pool held at dispatch, as the router saw it."),
-    ("best_overlap_worker", "VARCHAR", "The worker that held it."),
+    ("best_overlap_worker", "VARCHAR", "The worker that held it, whether it could be chosen or not."),
+    ("best_overlap_rank", "USMALLINT", "Its rank."),
     ("created_tokens", "UINTEGER", "Prompt tokens newly entered in the cache, as the engine reported."),
     ("completion_tokens", "UINTEGER", "Generated tokens, as the engine reported."),
     ("block_size", "UINTEGER", "Tokens a KV block."),
-    ("chain_blocks", "UINTEGER", "Full blocks of the prompt."),
+    ("chain_blocks", "UINTEGER", "Full blocks of the prompt; NULL: their names are unknown."),
     ("chain_head", "UBIGINT", "Canonical hash of the first full block."),
     ("chain_tail", "UBIGINT", "Canonical hash of the last full block; it names the whole prefix."),
     ("ttft_s", "DOUBLE", "Dispatch to first content byte, seconds, seen by the router; NULL for answers that do not stream."),
@@ -109,8 +117,13 @@ REQUESTS = _table(
     ("engine_ttft_s", "DOUBLE", "Time to first token inside the engine, seconds, if it reports that."),
     ("queue_s", "DOUBLE", "The policy's predicted wait on the chosen worker, seconds."),
     ("prefill_s", "DOUBLE", "The policy's predicted prefill there, seconds."),
+    ("load_s", "DOUBLE", "The policy's predicted loading of blocks from lower tiers there, seconds."),
+    ("decode_s", "DOUBLE", "The policy's predicted cost of running beside the decodes there, seconds."),
     ("cost_s", "DOUBLE", "The policy's cost of the chosen worker, seconds."),
+    ("runner_up_worker", "VARCHAR", "The cheapest other worker that could have been chosen; NULL: there was none, or not said."),
+    ("runner_up_rank", "USMALLINT", "Its rank."),
     ("margin_s", "DOUBLE", "Cost of the runner-up minus cost of the chosen, seconds."),
+    ("waited_s", "DOUBLE", "Wait in the router's own queue before the decision, seconds."),
     ("index_lag_s", "DOUBLE", "Age of the newest KV batch of the chosen worker that the router had applied, seconds."),
     ("epoch", "UBIGINT", "Epoch of the chosen worker's cache in the router's index."),
     ("seq", "UBIGINT", "Engine sequence that the router's index had applied."),
@@ -123,7 +136,11 @@ REQUESTS = _table(
     ("tokenize_us", "DOUBLE", "Time tokenizing took, microseconds."),
     ("request_bytes", "UBIGINT", "Body of the request, bytes."),
     ("response_bytes", "UBIGINT", "Body of the answer, bytes."),
-    ("decision_missing", "BOOLEAN", "An outcome came, but no decision within the waiting time."),
+    (
+        "decision_missing",
+        "BOOLEAN",
+        "An outcome came, but no decision within the waiting time. False for requests that no worker could be chosen for: worker is NULL.",
+    ),
     ("outcome_missing", "BOOLEAN", "A decision came, but no outcome within the waiting time."),
 )
 
@@ -138,15 +155,51 @@ CANDIDATES = _table(
     *_WHO,
     ("overlap_tokens", "UINTEGER", "Longest contiguous prefix held there, confirmed by KV events, any tier."),
     ("overlap_gpu_tokens", "UINTEGER", "Of these, on the GPU."),
+    ("overlap_cpu_tokens", "UINTEGER", "Of these, in CPU memory; NULL: not told apart."),
+    ("overlap_disk_tokens", "UINTEGER", "Of these, on disk; NULL: not told apart."),
     ("speculative_tokens", "UINTEGER", "Further tokens expected from requests dispatched but not yet confirmed."),
     ("queue_s", "DOUBLE", "Predicted wait before this request's prefill, seconds."),
     ("prefill_s", "DOUBLE", "Predicted prefill of the uncached tokens, seconds."),
+    ("load_s", "DOUBLE", "Predicted loading of blocks from lower tiers, seconds."),
     ("decode_s", "DOUBLE", "Predicted cost of running beside the decodes there, seconds."),
     ("cost_s", "DOUBLE", "What the policy minimised, seconds; NULL: the policy has no cost."),
+    ("coefficients_version", "VARCHAR", "Version of the coefficients that these seconds were made with; NULL: not said."),
     ("epoch", "UBIGINT", "Epoch of the worker's cache in the router's index."),
     ("seq", "UBIGINT", "Engine sequence that the router's index had applied."),
     ("trust", "VARCHAR", "Trust of the router's index of this worker."),
     ("in_flight", "UINTEGER", "This router's requests in flight there."),
+    ("decoding", "UINTEGER", "Of these, past their first token."),
+    ("draining", "BOOLEAN", "It was being emptied and took no new request."),
+    ("allowed", "BOOLEAN", "False: it could not be chosen: down, draining, or tried before. NULL: not said."),
+)
+
+SHADOWS = _table(
+    "shadows",
+    "What other policies would have done with each request: one row a decision and shadow policy. How often they would have chosen "
+    "otherwise: avg((NOT same)::INT) by policy; what that would have saved: sum(predicted_tokens) against sum(chosen_predicted_tokens). "
+    "Decisions of one request that was sent again are told apart by started_at, as in candidates.",
+    ("request_id", "VARCHAR", "The request; see requests."),
+    ("started_at", "TIMESTAMP", "Dispatch of the request."),
+    ("policy", "VARCHAR", "The policy that was only asked, not followed."),
+    ("policy_version", "VARCHAR", "Its version; NULL: not said."),
+    ("chosen_policy", "VARCHAR", "The policy that decided in earnest."),
+    *_WHO,
+    ("same", "BOOLEAN", "It would have sent the request where it went."),
+    ("predicted_tokens", "UINTEGER", "Cached tokens to be expected at its pick; NULL: the prefix is unknown."),
+    ("chosen_predicted_tokens", "UINTEGER", "The same at the worker that the request went to."),
+    ("margin_s", "DOUBLE", "Cost of its pick minus cost of the chosen by the cost model, seconds; negative: it looked cheaper."),
+)
+
+ATTEMPTS = _table(
+    "attempts",
+    "Dispatches that failed before the first byte of an answer and were tried again elsewhere. The last one of a request that failed for "
+    "good is not here but in requests: worker and error.",
+    ("request_id", "VARCHAR", "The request; see requests."),
+    ("started_at", "TIMESTAMP", "Dispatch of the decision that told of it: to the next worker."),
+    ("position", "USMALLINT", "0 is the first."),
+    *_WHO,
+    ("error", "VARCHAR", "What happened."),
+    ("after_s", "DOUBLE", "How long after its dispatch, seconds."),
 )
 
 KV_EVENTS = _table(
@@ -298,7 +351,8 @@ PUBLISHED = _table(
 )
 
 TABLES: tuple[Table, ...] = (
-    REQUESTS, CANDIDATES, KV_EVENTS, WORKER_10S, LATENCY_10S, WORKERS, CHANGES, DATA_HEALTH, DEAD_LETTERS, PUBLISHED,
+    REQUESTS, CANDIDATES, SHADOWS, ATTEMPTS, KV_EVENTS, WORKER_10S, LATENCY_10S, WORKERS, CHANGES, DATA_HEALTH, DEAD_LETTERS,
+    PUBLISHED,
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from schemas.requests import Attempt
 from schemas.settings import SettingsError
 from schemas.stream import Stream, StreamUnavailable, open_stream
 from schemas.stream.memory import MemoryHub
+from schemas.tables.published import MAJOR, MINOR
 from schemas.tables.read import FILE_NAME
 from schemas.topics import CHANGES, DECISIONS, KV_EVENTS, OUTCOMES, topic_specs
 from tests.collector.batches import batch, event
@@ -728,7 +729,7 @@ def test_a_second_collector_in_the_folder_is_refused_with_the_first_ones_process
 
 def test_the_published_file_keeps_its_contract_and_is_fresh_when_idle(stream: Stream, data_dir: Path) -> None:
     one = started(data_dir, stream)
-    assert ask(data_dir, "SELECT state, watermark, has_events, version FROM published") == [("running", None, False, "1.0")]
+    assert ask(data_dir, "SELECT state, watermark, has_events, version FROM published") == [("running", None, False, f"{MAJOR}.{MINOR}")]
     writer = stream.writer()
     put(writer, "", decision("a", time.time()))
     writer.close(10)

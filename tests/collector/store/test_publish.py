@@ -11,7 +11,7 @@ import pytest
 
 from collector.store.columns import from_rows
 from collector.store.publish import SCHEMAS, Publisher
-from collector.store.segments import write_segment
+from collector.store.segments import read_segments, write_segment
 from schemas.tables.read import FILE_NAME
 
 
@@ -50,6 +50,19 @@ def test_a_publish_that_failed_half_way_leaves_the_file_of_before_and_the_next_o
     assert texts(tmp_path) == ["before"]
     publisher.publish([], {"changes": change("after")})
     assert texts(tmp_path) == ["after"]
+
+
+def test_segments_of_an_earlier_version_lack_columns_and_are_null_there(publisher: Publisher, tmp_path: Path) -> None:
+    """Written before the table had `author`; merged with newer ones later."""
+    old = write_segment(tmp_path / "segments", "changes", 1, 1, change("old").drop_columns(["author"]))
+    row = from_rows(SCHEMAS["changes"], [(1, "note", "new", "dana", None, None)])
+    new = write_segment(tmp_path / "segments", "changes", 2, 2, row)
+    merged = write_segment(tmp_path / "segments", "changes", 1, 2, read_segments(tmp_path / "segments", [old, new]), level=1)
+    for manifest in ([old, new], [old], [merged]):
+        publisher.publish(manifest, {"changes": change("live")})
+        with duckdb.connect(tmp_path / FILE_NAME, read_only=True) as db:
+            found = db.execute("SELECT text, author FROM changes ORDER BY text").fetchall()
+        assert found == [("live", None), *([("new", "dana")] if new in manifest or merged in manifest else []), ("old", None)]
 
 
 def test_every_table_and_column_of_every_schema_has_its_comment(publisher: Publisher, tmp_path: Path) -> None:
