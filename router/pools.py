@@ -102,7 +102,7 @@ class PoolState:
         here = dict.fromkeys(source for t in self.targets if self.present[t.number] for source in t.sources)
         gone = tuple(slot for source, slot in self.sources.items() if source not in here)
         for source in (slot.source for slot in gone):
-            getattr(self._index, "release", self._index.distrust)(source)
+            self._index.release(source)
             self.newest_load.pop((source.worker, source.rank), None)
         old = {t.number: slots for t, slots in zip(self.targets, self._slots, strict=False)}
         self.sources = {s: self._index.slot(s) for s in here}

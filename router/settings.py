@@ -9,6 +9,9 @@ from pydantic import Field, SecretStr, field_validator
 
 from router.policy.cost import Coefficients
 from router.policy.policies import POLICIES
+from router.workers.breaker import BreakerRules
+from router.workers.probes import ProbeRules
+from router.workers.rules import WorkerRules
 from schemas.settings import Settings
 
 
@@ -72,8 +75,37 @@ class RouterSettings(Settings):
     )
     tokenize_timeout_s: float = Field(2.0, gt=0, description="for the engine's /tokenize")
     attempts: int = Field(3, ge=1, le=64, description="workers tried before a request is given up")
-    probe_every_s: float = Field(1.0, gt=0, description="how often a worker that is down is asked for its /health")
-    drain_s: float = Field(30.0, ge=0, description="how long requests may take to end after SIGTERM")
+    retry_ratio: float = Field(0.2, ge=0, le=1, description="retries that each request adds to a pool's budget")
+    retry_burst: float = Field(100.0, ge=0, description="retries that a pool's budget holds at most, and at the start; 0: no retries")
+    retry_statuses: list[int] = Field(
+        [502, 503],
+        description="statuses of a worker that send a request on to the next worker while nothing was passed on; the last one's answer is "
+        "passed on in any case. 503 says that nothing was computed; 500 and 504 may have cost a whole prefill",
+    )
+    health_path: str = Field("/health", pattern=r"^/\S*$", description="path of the workers' health check; 2xx to 4xx is well")
+    health_every_s: float = Field(5.0, ge=0, description="how often a worker that is well is asked; 0: only those that are not")
+    health_timeout_s: float = Field(3.0, gt=0, description="for a health check; a silent one is forgiven while requests are answered")
+    unhealthy_after: int = Field(3, ge=1, description="failed health checks in a row until a worker gets nothing more")
+    probe_every_s: float = Field(1.0, gt=0, description="how often a worker that is down is asked for its health")
+    breaker_open_s: float = Field(1.0, gt=0, description="how long a worker that failed gets nothing at first; doubled each time")
+    breaker_longest_open_s: float = Field(30.0, gt=0, description="the longest of these times")
+    max_in_flight: int = Field(
+        0,
+        ge=0,
+        description="requests at one worker (or rank) at once; further ones wait in the router; 0: no limit, engines queue themselves",
+    )
+    max_queue: int = Field(1024, ge=0, description="requests of a pool that may wait in the router; more are told 429 and Retry-After")
+    max_queue_wait_s: float = Field(30.0, gt=0, description="how long a request may wait in the router; then the same")
+    watch_fleet_s: float = Field(
+        5.0,
+        ge=0,
+        description="how often the fleet file and the pools' `discover` are looked at for workers that come or go; 0: on SIGHUP only",
+    )
+    worker_drain_s: float = Field(600.0, ge=0, description="after so long a draining worker is taken out though it is not empty")
+    drain_delay_s: float = Field(
+        0.0, ge=0, description="how long after SIGTERM /readyz says 503 before connections are refused, for a load balancer to see it"
+    )
+    drain_s: float = Field(30.0, ge=0, description="how long requests may take to end after that")
     record_buffer: int = Field(
         20_000, ge=1, description="decisions and outcomes held while the stream is away; more are dropped and counted"
     )
@@ -84,6 +116,24 @@ class RouterSettings(Settings):
         if value not in POLICIES:
             raise ValueError(f"must be one of {', '.join(POLICIES)}")
         return value
+
+    @field_validator("retry_statuses")
+    @classmethod
+    def _only_failures(cls, value: list[int]) -> list[int]:
+        if any(not 500 <= status <= 599 for status in value):
+            raise ValueError("must be statuses from 500 to 599: a 4xx is an answer to the client")
+        return value
+
+    def worker_rules(self) -> WorkerRules:
+        return WorkerRules(
+            breaker=BreakerRules(
+                open_s=self.breaker_open_s, longest_open_s=self.breaker_longest_open_s, unhealthy_after=self.unhealthy_after
+            ),
+            probes=ProbeRules(self.health_path, self.health_every_s, self.probe_every_s, self.health_timeout_s),
+            retry_ratio=self.retry_ratio, retry_burst=self.retry_burst, retry_statuses=frozenset(self.retry_statuses),
+            max_in_flight=self.max_in_flight, max_queue=self.max_queue, max_queue_wait_s=self.max_queue_wait_s,
+            worker_drain_s=self.worker_drain_s,
+        )  # fmt: skip
 
     def coefficients(self) -> Coefficients:
         return Coefficients(
