@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import logging
 import random
 import re
@@ -29,8 +30,12 @@ import aiohttp
 import uvicorn
 import uvloop
 
+from router.access.gate import Gate, Visit, visit_of
+from router.access.refusal import Refused
+from router.access.tls import certificate_of
+from router.access.upstream_key import upstream_credentials
 from router.admin import Admin
-from router.http.asgi import Receive, Scope, Send, respond, respond_json
+from router.http.asgi import Receive, Scope, Send, header, respond, respond_json
 from router.index.feed import LOOK_S, Feed, FeedSink
 from router.metrics import RouterMetrics, StateCollector
 from router.pools import Pools, PoolState, TrustRules
@@ -121,7 +126,9 @@ async def _serve(router: Router, listener: socket.socket, admin_listener: socket
     admin = _AdminServer(router.uvicorn_config(Admin(router.pools, router.recorder, router.settings.router_name)))
     administering = asyncio.create_task(admin.serve(sockets=[admin_listener]))
     try:
-        at, admin_at = (_url(x) for x in (listener, admin_listener))
+        at, admin_at = _url(listener, "http" if router.certificate is None else "https"), _url(admin_listener)
+        if router.gate.is_open and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
+            log.warning("whoever reaches %s may send requests: give keys (setting `api_keys_file`), or listen on loopback", at)
         log.info("routing on %s, admin on %s (%s)", at, admin_at, router.summary())
         serving = asyncio.create_task(_Server(router.uvicorn_config(router)).serve(sockets=[listener]))
         print(f"READY router={at} admin={admin_at}", flush=True)  # the socket listens already: connections wait in its backlog
@@ -132,9 +139,9 @@ async def _serve(router: Router, listener: socket.socket, admin_listener: socket
         await router.stop()
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, scheme: str = "http") -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class Router:
@@ -160,6 +167,14 @@ class Router:
             settings.choose_rank,
         )
         specs = topic_specs(settings.topic_prefix)
+        self.gate = Gate(settings.api_keys_file, settings.open_metrics)
+        self.certificate = certificate_of(settings.tls_cert_file, settings.tls_key_file)
+        self._credentials = upstream_credentials(
+            settings.upstream_api_key,
+            settings.upstream_api_key_file,
+            settings.forward_credentials,
+            has_keys_file=settings.api_keys_file is not None,
+        )
         self.metrics = RouterMetrics()
         self.recorder = Recorder(stream, specs, settings.topic_prefix, settings.record_buffer)
         sink = FeedSink(self.pools, clock)
@@ -174,21 +189,26 @@ class Router:
         return f"policy {self.settings.policy}; " + "; ".join(parts)
 
     def uvicorn_config(self, application: Router | Admin) -> uvicorn.Config:
+        certificate = self.certificate if application is self else None  # admin is loopback
         return uvicorn.Config(
             application, loop="none", http="httptools", ws="none", lifespan="off", interface="asgi3", log_config=None, access_log=False,
             server_header=False, date_header=False, proxy_headers=False, timeout_keep_alive=75, backlog=2048,
             timeout_graceful_shutdown=max(1, round(self.settings.drain_s)),
+            ssl_context_factory=(lambda *_: certificate.context) if certificate is not None else None,
         )  # fmt: skip
 
     async def start(self) -> None:
-        self._session = client_session(self.settings)
+        self._session = client_session(self.settings, self._credentials)
         self._prompts = PromptReader(
             self._session, self.settings.tokenize_timeout_s, self.settings.max_prompt_chars, self.settings.max_waiting_prompts
         )
-        self._proxy = Proxy(self.settings, self.pools, self._prompts, self._session, self.recorder, self.metrics)
+        self._proxy = Proxy(self.settings, self.pools, self._prompts, self._session, self.recorder, self.metrics, self._credentials)
         self.recorder.start()
         self.feed.start(asyncio.get_running_loop())
         self._tasks = [asyncio.create_task(self._look_after(pool)) for pool in self.pools]
+        self._tasks.append(asyncio.create_task(self.gate.follow()))
+        if self.certificate is not None:
+            self._tasks.append(asyncio.create_task(self.certificate.follow()))
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -205,16 +225,30 @@ class Router:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        try:
+            visit = self.gate.enter(scope)
+            try:
+                await self._answer(scope, receive, send)
+            finally:
+                visit.leave()
+        except Refused as refused:  # always before the head of an answer
+            headers = refused.answer_headers()
+            given = header(scope, b"x-request-id")
+            if given is not None and all(name != b"x-request-id" for name, _ in headers):
+                headers.append((b"x-request-id", given.encode()))
+            await respond_json(send, refused.status, refused.content(scope["path"]), headers)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
         if path in _COMPLETIONS and method == "POST":
             await self._proxy.completion(scope, receive, send)
         elif path == "/v1/models" and method == "GET":
-            await respond_json(send, 200, await self._models())
+            await respond_json(send, 200, await self._models(visit_of(scope)))
         elif path == "/healthz":
             await respond(send, 200, b"ok\n", b"text/plain")
         elif path == "/readyz":
             status, content = self.readiness()
-            await respond_json(send, status, content)
+            await respond_json(send, status, content if self.gate.knows(scope) else {"ready": status == 200})
         elif path == "/metrics":
             await respond(send, 200, self.metrics.page(), b"text/plain; version=0.0.4; charset=utf-8")
         else:
@@ -240,17 +274,20 @@ class Router:
                 *([f"the index does not follow the stream: {self.feed.trouble}"] if self.feed.trouble else []),
                 *([_OTHER_KEY.format(", ".join(dict.fromkeys(strange)))] if strange else []),
                 *([f"records wait: {self.recorder.trouble}"] if self.recorder.trouble else []),
+                *([f"API keys: {self.gate.trouble}"] if self.gate.trouble else []),
+                *([f"TLS: {self.certificate.trouble}"] if self.certificate is not None and self.certificate.trouble else []),
             ],
             "pools": pools,
         }
         return (200 if ready else 503), content
 
-    async def _models(self) -> dict[str, Any]:
-        """What a worker of each pool says it serves; for a pool whose workers are silent, the fleet file's name."""
+    async def _models(self, visit: Visit) -> dict[str, Any]:
+        """What a worker of each pool says it serves, or for a pool whose workers are silent the fleet file's name; what the key may use."""
         found: dict[str, Any] = {}
         for pool, listed in zip(self.pools, await asyncio.gather(*(self._models_of(p) for p in self.pools)), strict=True):
             for model in listed or [{"id": pool.model, "object": "model", "owned_by": "warmwatch"}]:
-                found.setdefault(str(model.get("id")), model)
+                if visit.may_use(str(model.get("id"))):
+                    found.setdefault(str(model.get("id")), model)
         return {"object": "list", "data": list(found.values())}
 
     async def _models_of(self, pool: PoolState) -> list[dict[str, Any]]:

@@ -20,8 +20,8 @@ class Exchange:
     path: str  # decoded, for records
     target_path: str  # with its query, as the client wrote it
     method: str
-    headers: list[tuple[str, str]]
-    body: bytes
+    headers: list[tuple[str, str]] = field(repr=False)  # credentials, perhaps
+    body: bytes = field(repr=False)
     model: str
     stream: bool | None
     route: str = "default"

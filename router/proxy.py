@@ -21,6 +21,9 @@ import aiohttp
 import orjson
 from yarl import URL
 
+from router.access.gate import visit_of
+from router.access.refusal import Refused
+from router.access.upstream_key import UpstreamCredentials
 from router.exchange import Exchange
 from router.http.asgi import (
     BodyTooLarge,
@@ -64,13 +67,14 @@ class UpstreamTrouble(Exception):  # noqa: N818 - a value, named for what it is
         self.kind, self.retry = kind, retry
 
 
-def client_session(settings: RouterSettings) -> aiohttp.ClientSession:
+def client_session(settings: RouterSettings, credentials: UpstreamCredentials) -> aiohttp.ClientSession:
     """The one session to all workers: no pool limit, no cookies, bodies as they come, Nagle off (aiohttp's default)."""
     trace = aiohttp.TraceConfig()
     trace.on_request_headers_sent.append(_headers_sent)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=30),
         cookie_jar=aiohttp.DummyCookieJar(),
+        headers=dict(credentials.added),
         auto_decompress=False,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s, sock_read=settings.read_timeout_s),
         trace_configs=[trace],
@@ -94,10 +98,12 @@ class Proxy:
         session: aiohttp.ClientSession,
         recorder: Recorder,
         metrics: RouterMetrics,
+        credentials: UpstreamCredentials = UpstreamCredentials(),  # noqa: B008 - a frozen value
     ) -> None:
         self._settings, self._pools, self._prompts = settings, pools, prompts
         self._session, self._recorder, self._metrics = session, recorder, metrics
         self._ids = RecordedIds()
+        self._credentials = credentials
 
     async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v1/chat/completions and /v1/completions."""
@@ -120,29 +126,37 @@ class Proxy:
             text = f"The model `{model}` does not exist. Valid models: {', '.join(sorted(p.model for p in self._pools))}."
             return await respond_json(send, 404, error_object(404, text, "model"), ids)
         pool, lora = found
+        visit = visit_of(scope)
+        visit.use(_name(model) or pool.model)
         exchange = Exchange(
             request_id=request_id,
             id_headers=ids,
             path=scope["path"],
             target_path=_target_path(scope),
             method=scope["method"],
-            headers=forwarded_request_headers(scope),
+            headers=forwarded_request_headers(scope, self._credentials.withheld),
             body=self._body_to_send(body, content),
             model=_name(model) or pool.model,
             stream=_flag(content.get("stream")),
             route=_name(header(scope, b"x-warmwatch-route")) or "default",
-            tenant=_name(header(scope, b"x-warmwatch-tenant")) or "default",
+            tenant=visit.tenant or _name(header(scope, b"x-warmwatch-tenant")) or "default",
             session_id=_name(content.get("session_id")) or _name(header(scope, b"x-session-id")),
         )
         try:
             async with Departure(receive) as departure:
                 prompt = await self._prompts.read(pool, content, len(body), lora)
                 self._metrics.prompt_read(pool.name, prompt)
+                visit.spend(prompt.guessed_tokens if prompt.tokens is None else prompt.tokens)
+                exchange.id_headers += visit.headers()
                 await self._serve(exchange, pool, prompt, send)
             if departure.left:
                 exchange.error, exchange.status = "disconnect", None
         except asyncio.CancelledError:
             exchange.error = "shutdown"
+            raise
+        except Refused as refused:
+            exchange.status, exchange.error = refused.status, "rate limit"
+            refused.headers += ids
             raise
         except Exception:
             await self._own_error(exchange, send)
@@ -162,9 +176,9 @@ class Proxy:
             return
         found = self._pools.for_model(_model_in(body))
         pool = found[0] if found else next(iter(self._pools))
-        exchange = Exchange(
-            request_id, ids, scope["path"], _target_path(scope), scope["method"], forwarded_request_headers(scope), body, pool.model, None
-        )
+        visit_of(scope).use(_model_in(body) or pool.model)
+        headers = forwarded_request_headers(scope, self._credentials.withheld)
+        exchange = Exchange(request_id, ids, scope["path"], _target_path(scope), scope["method"], headers, body, pool.model, None)
         try:
             async with Departure(receive) as departure:
                 await self._serve(exchange, pool, Prompt.unknown(len(body)), send, recorded=False)
@@ -248,7 +262,7 @@ class Proxy:
     async def _open(self, exchange: Exchange, decided: Decided) -> aiohttp.ClientResponse:
         """Sends the request and waits for the head of the answer."""
         target, health = decided.target, decided.pool.health
-        headers = [*exchange.headers, ("X-Request-Id", text_of(exchange.id_headers[0][1])), *target.headers]
+        headers = [*exchange.headers, ("X-Request-Id", text_of(exchange.id_headers[0][1])), *target.headers, *self._credentials.added]
         try:
             response = await self._session.request(
                 exchange.method,

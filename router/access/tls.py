@@ -9,10 +9,15 @@ type it.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import ssl
 from pathlib import Path
 
+from router.access.watched import Watched
 from schemas.settings import SettingsError
+
+log = logging.getLogger(__name__)
 
 
 class _Encrypted(Exception):  # noqa: N818 - a value, named for what it is
@@ -24,12 +29,30 @@ class Certificate:
 
     def __init__(self, cert_file: Path, key_file: Path) -> None:
         self.cert_file, self.key_file = cert_file, key_file
+        self._watched = Watched([cert_file, key_file])
+        self.trouble: str | None = None
         self.context = _context(cert_file, key_file)
 
     def reload(self) -> None:
         """New connections get what the files hold now. Raises SettingsError, and then nothing has changed."""
         _context(self.cert_file, self.key_file)
         _load(self.context, self.cert_file, self.key_file)
+
+    async def follow(self, every_s: float = 1.0) -> None:
+        """Until cancelled: reloads when the files change. While they are not to be used, what was read before serves on. The two are seldom
+        replaced at one moment: between them they do not fit, which is said, and passes."""
+        while True:
+            await asyncio.sleep(every_s)
+            if not self._watched.changed():
+                continue
+            try:
+                self.reload()
+            except Exception as e:  # the top of this task's loop: whatever the files hold, the old certificate serves on
+                self.trouble = f"the certificate that was read before serves on: {e}"
+                log.error("%s", self.trouble)
+                continue
+            self.trouble = None
+            log.info("the certificate in %s was read anew", self.cert_file)
 
 
 def certificate_of(cert_file: Path | None, key_file: Path | None) -> Certificate | None:

@@ -94,9 +94,9 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-def forwarded_request_headers(scope: Scope) -> list[tuple[str, str]]:
-    """What goes on to the worker: all but hop-by-hop headers and our own."""
-    dropped = _NOT_FORWARDED | _named_by_connection(scope["headers"])
+def forwarded_request_headers(scope: Scope, withheld: frozenset[bytes] = frozenset()) -> list[tuple[str, str]]:
+    """What goes on to the worker: all but hop-by-hop headers, our own, and those withheld (lower case)."""
+    dropped = _NOT_FORWARDED | withheld | _named_by_connection(scope["headers"])
     return [
         (key.decode("latin-1"), text_of(value))
         for key, value in scope["headers"]
