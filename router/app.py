@@ -37,7 +37,7 @@ from router.access.upstream_key import upstream_credentials
 from router.admin import Admin
 from router.http.asgi import Receive, Scope, Send, header, respond, respond_json
 from router.index.feed import LOOK_S, Feed, FeedSink
-from router.metrics import RouterMetrics, StateCollector
+from router.metrics import AccessCollector, RouterMetrics, StateCollector
 from router.pools import Pools, PoolState, TrustRules
 from router.prompts.reader import PromptReader
 from router.prompts.tokens import LocalTokenizer
@@ -180,6 +180,7 @@ class Router:
         sink = FeedSink(self.pools, clock)
         self.feed = Feed(stream, specs, settings.topic_prefix, sink, min(LOOK_S, settings.stale_after_s / 3))
         self.metrics.registry.register(StateCollector(self.pools, self.feed, sink, self.recorder, clock))
+        self.metrics.registry.register(AccessCollector(self.gate))
         self._started_s = clock()
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []

@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.access.gate import Gate
+from router.access.refusal import REASONS
 from router.index.feed import Feed, FeedSink
 from router.index.prefix_index import EXACT
 from router.pools import Decided, Pools
@@ -171,3 +173,29 @@ class StateCollector(Collector):
             yield GaugeMetricFamily(f"warmwatch_router_{name}", text, value=float(value))
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(f"warmwatch_router_{name}", text, value=float(value))
+
+
+class AccessCollector(Collector):
+    """Who comes in, by the names of the keys file, and who does not."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def collect(self) -> Iterable[Metric]:
+        gate = self._gate
+        refused = CounterMetricFamily("warmwatch_router_refused", "Requests that were not let in", labels=["reason"])
+        for reason in REASONS:
+            refused.add_metric([reason], float(gate.refusals[reason]))
+        yield refused
+        if gate.is_open:
+            return
+        requests = CounterMetricFamily("warmwatch_router_key_requests", "Requests let in, by key", labels=["key"])
+        tokens = CounterMetricFamily("warmwatch_router_key_prompt_tokens", "Prompt tokens counted, by key", labels=["key"])
+        inside = GaugeMetricFamily("warmwatch_router_key_in_flight", "Requests inside, by key", labels=["key"])
+        for family, counted in ((requests, gate.requests), (tokens, gate.tokens), (inside, gate.in_flight)):
+            for name, value in counted.items():
+                family.add_metric([name], float(value))
+        yield from (requests, tokens, inside)
+        yield GaugeMetricFamily(
+            "warmwatch_router_keys_broken", "1: the keys file is not to be used, and older keys hold", value=float(gate.trouble is not None)
+        )
