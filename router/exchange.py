@@ -39,4 +39,6 @@ class Exchange:
     usage: Usage = field(default_factory=Usage)
     response_bytes: int = 0
     answering: bool = False  # the client has got the head of an answer
+    waited_s: float = 0.0  # in the router, for a place at the pool's workers
+    tried: set[int] = field(default_factory=set)  # targets that gave no answer
     decision: dict[str, Any] | None = None  # fields of the newest dispatch's, until it is recorded

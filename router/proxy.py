@@ -50,6 +50,8 @@ from router.records.fields import decision_fields, decision_json, outcome_json
 from router.records.recorder import Recorder
 from router.records.request_ids import MOST_CHARACTERS, RecordedIds, new_id
 from router.settings import RouterSettings
+from router.workers.admission import QueueFull
+from router.workers.health import retry_after_s
 from router.workers.load import Flight
 from schemas.requests import Attempt
 
@@ -103,6 +105,7 @@ class Proxy:
         self._settings, self._pools, self._prompts = settings, pools, prompts
         self._session, self._recorder, self._metrics = session, recorder, metrics
         self._ids = RecordedIds()
+        self._retry_statuses = settings.worker_rules().retry_statuses
         self._credentials = credentials
 
     async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,13 +202,29 @@ class Proxy:
             await respond_json(send, 500, error_object(500, "the router met an error of its own"), exchange.id_headers)
 
     async def _serve(self, exchange: Exchange, pool: PoolState, prompt: Prompt, send: Send, recorded: bool = True) -> None:
-        """Dispatches until someone answers, and relays the answer."""
-        tried: set[int] = set()
+        """Waits for a place at the pool's workers, and is told 429 when there is none."""
+        try:
+            exchange.waited_s = await pool.admission.enter()
+        except QueueFull as full:
+            exchange.waited_s, exchange.error, exchange.status = full.waited_s, "queue full", 429
+            content = error_object(429, f"the pool {pool.name} is full: {full}")
+            await respond_json(send, 429, content, [*exchange.id_headers, (b"retry-after", b"%d" % full.retry_after_s)])
+            return
+        try:
+            await self._dispatch(exchange, pool, prompt, send, recorded)
+        finally:
+            pool.admission.leave()
+
+    async def _dispatch(self, exchange: Exchange, pool: PoolState, prompt: Prompt, send: Send, recorded: bool) -> None:
+        """Sends it to one worker after the other until someone answers, and relays the answer. A further one is asked only before the
+        first byte of an answer, and within the pool's budget of retries."""
         trouble: UpstreamTrouble | None = None
-        for _ in range(self._settings.attempts):
-            decided = self._pools.decide(pool, prompt, tried, time.monotonic())
+        pool.retries.earn()
+        while True:
+            decided = self._pools.decide(pool, prompt, exchange.tried, time.monotonic())
             if decided is None:
                 break
+            pool.health.sent(decided.target.number)
             try:
                 await self._try(exchange, decided, prompt, send, recorded)
                 return
@@ -217,9 +236,9 @@ class Proxy:
                 self._metrics.attempt_failed(pool.name, decided.target.worker)
                 after_s = time.monotonic() - (exchange.dispatched_s or exchange.started_s)
                 exchange.attempts.append(Attempt(worker=decided.target.worker, error=f"{e.kind}: {e}"[:1000], after_s=max(0.0, after_s)))
-                if not e.retry:
+                exchange.tried |= {t.number for t in pool.targets if t.url == decided.target.url}
+                if e.kind != "status" and not (e.retry and self._may_go_on(exchange, pool)):
                     break
-                tried |= {t.number for t in pool.targets if t.url == decided.target.url}
         if trouble is None:
             exchange.error = "no worker"
             status, text = 503, f"the pool {pool.name} has no worker that could be asked"
@@ -229,6 +248,19 @@ class Proxy:
             status, text = 503, f"no worker of the pool {pool.name} answers ({len(exchange.attempts)} tried); the last: {trouble}"
         exchange.status = status
         await respond_json(send, status, error_object(status, text), exchange.id_headers)
+
+    def _may_go_on(self, exchange: Exchange, pool: PoolState) -> bool:
+        """Whether a request that got no answer goes to a further worker; then its retry is paid for."""
+        return len(exchange.attempts) < self._settings.attempts and pool.retries.take()
+
+    def _goes_on(self, exchange: Exchange, decided: Decided, status: int) -> bool:
+        """Whether an answer with this status is left for another worker: one of `retry_statuses`, and another worker that is up."""
+        return (
+            status in self._retry_statuses
+            and len(exchange.attempts) + 1 < self._settings.attempts
+            and decided.pool.has_others(decided.target, exchange.tried)
+            and decided.pool.retries.take()
+        )
 
     async def _try(self, exchange: Exchange, decided: Decided, prompt: Prompt, send: Send, recorded: bool) -> None:
         """One dispatch to one worker. Raises UpstreamTrouble when there is no answer, or when it breaks off."""
@@ -282,6 +314,11 @@ class Proxy:
         except (aiohttp.ClientError, OSError) as e:
             health.broke(target.number)
             raise UpstreamTrouble("upstream", f"{type(e).__name__}: {e}", retry=True) from e
+        if response.status >= 400:
+            health.failed(target.number, response.status, retry_after_s(response.headers.get("retry-after")))
+            if self._goes_on(exchange, decided, response.status):
+                response.close()
+                raise UpstreamTrouble("status", f"the worker said {response.status}", retry=True)
         exchange.error = None
         return response
 
@@ -311,7 +348,7 @@ class Proxy:
                     exchange.ttft_s = now_s - (exchange.dispatched_s or now_s)
                     decided.pool.load.first_token(flight, now_s)
                     self._metrics.first_token(decided.pool.name, decided.target.worker, exchange.ttft_s)
-                if not exchange.response_bytes:
+                if not exchange.response_bytes and response.status < 400:  # else `failed` has heard of it
                     health.answered(target)
                 exchange.response_bytes += len(chunk)
                 if seen is not None:
@@ -325,7 +362,7 @@ class Proxy:
                 event = b"data: " + orjson.dumps(error_object(502, f"the worker's answer broke off: {type(e).__name__}")) + b"\n\n"
                 await send({"type": "http.response.body", "body": event, "more_body": False})
             raise UpstreamTrouble(kind, f"{type(e).__name__}: {e}", retry=False) from e
-        if not exchange.response_bytes:
+        if not exchange.response_bytes and response.status < 400:
             health.answered(target)
         if seen is not None and response.status == 200:
             exchange.usage = seen.usage()

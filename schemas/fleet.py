@@ -4,6 +4,7 @@
 name = "coder"                      # workers of a pool serve one model with one tokenizer, block size and cache namespace
 model = "Qwen/Qwen3-Coder"          # the name that clients send; default: the pool's name
 tokenizer = "/models/coder"         # folder with tokenizer.json and the chat template; without it the engine's /tokenize is asked
+discover = "dns://coder:8000"       # more workers, found while the router runs (form: schemas/discover.py); the bridge does not look there
 
 [[workers]]
 pool = "coder"
@@ -13,6 +14,7 @@ engine = "vllm"                     # or "sglang"
 events = "tcp://gpu-3:5557"         # ZMQ address of rank 0's KV events; rank r uses port + r. Default: asked from the engine
 replay = "tcp://gpu-3:5657"         # likewise, for replay
 ranks = 1                           # data-parallel ranks
+hardware = "h100"                   # any label; workers with the same one in a pool are taken to be equally fast
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from schemas.discover import parse_discover
 from schemas.settings import SettingsError, explain
 
 
@@ -38,6 +41,12 @@ def _zmq_address(value: object) -> object:
         return value
     if not isinstance(value, str) or not value.startswith("tcp://") or not _has_host_and_port(value, port_needed=True):
         raise ValueError("must be a ZeroMQ address such as tcp://gpu-3:5557")
+    return value
+
+
+def _discover_address(value: object) -> object:
+    if value is not None:
+        parse_discover(value)
     return value
 
 
@@ -60,6 +69,7 @@ class Pool(_Part):
     name: str = Field(min_length=1, max_length=200, pattern=r"^[^/\s]+$", description="no slash or white space")
     model: str | None = Field(None, min_length=1, max_length=1024)
     tokenizer: Path | None = None
+    discover: Annotated[str | None, BeforeValidator(_discover_address)] = None
 
     @property
     def model_name(self) -> str:
@@ -74,6 +84,9 @@ class Worker(_Part):
     events: ZmqAddress = None
     replay: ZmqAddress = None
     ranks: int = Field(1, ge=1, le=1024)
+    hardware: str | None = Field(
+        None, min_length=1, max_length=100, description="label; workers of a pool with the same one are equally fast"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -154,3 +154,8 @@ class Health:
             log.log(level, "worker %s (%s) is %s, no longer %s: %s", worker, url, state, before, why)
         if breaker.pristine(now_s):
             self._troubled.discard(url)
+
+
+def retry_after_s(value: str | None) -> float | None:
+    """A Retry-After header in seconds; None for none, for a date, and for what is neither."""
+    return float(value) if value is not None and value.isascii() and value.isdecimal() else None
