@@ -1,48 +1,69 @@
 """The router's admin endpoints, on a loopback port of their own, so that whoever may send requests may not change how they are routed.
 
-GET  /policy                       {"pools": {"coder": "cost", ...}, "known": ["cost", ...]}
-POST /policy  {"policy": "...", "pool": "..."}   changes it from the next request on; without a pool, everywhere
+GET    /policy                         {"pools": {"coder": "cost", ...}, "known": ["cost", ...]}
+POST   /policy  {"policy": "...", "pool": "..."}   changes it from the next request on; without a pool, everywhere
+GET    /workers                        who belongs to each pool, from which source, in what state, with how many requests
+POST   /workers {"pool": "...", "url": "..."}      adds one; further keys as in the fleet file: name, engine, ranks, hardware
+POST   /workers/POOL/NAME/drain        nothing new but what goes on there, and out when it is empty
+POST   /workers/POOL/NAME/undrain      takes a drain or a removal back
+POST   /workers/POOL/NAME/remove       nothing new from now on; what is on its way there may end. DELETE /workers/POOL/NAME is the same
 
-Loopback alone does not keep out the pages that somebody reads in a browser on this machine: what a page sends names its Origin, and is
-refused.
+Changes hold until the router ends: what is to stay belongs in the fleet file. Loopback alone does not keep out the pages that somebody
+reads in a browser on this machine: what a page sends names its Origin, and is refused.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from typing import Any
 
 import orjson
+from pydantic import ValidationError
 
 from router.http.asgi import BodyTooLarge, ClientLeft, Receive, Scope, Send, error_object, header, read_body, respond_json
 from router.policy.policies import POLICIES
-from router.pools import Pools
+from router.pools import Pools, PoolState
 from router.records.recorder import Recorder
+from router.workers.membership import Membership, NotAllowed
 from schemas.changes import Change
+from schemas.fleet import Worker
+from schemas.settings import explain
 
 log = logging.getLogger(__name__)
 
 _MAX_BODY_BYTES = 64 << 10
+_KNOWN = "there are GET and POST /policy and /workers, POST /workers/POOL/NAME/ and drain, undrain or remove, DELETE /workers/POOL/NAME"
+_NO_PAGES = "web pages may not change the router: ask with curl or the like"
+
+Deed = Callable[[bytes], None]
 
 
 class Admin:
     """An ASGI application over the router's own state."""
 
-    def __init__(self, pools: Pools, recorder: Recorder, router_name: str) -> None:
+    def __init__(
+        self, pools: Pools, recorder: Recorder, router_name: str, membership: Membership, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._pools, self._recorder, self._router_name = pools, recorder, router_name
+        self._membership, self._clock = membership, clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        if scope["path"] != "/policy" or scope["method"] not in ("GET", "POST"):
-            await respond_json(send, 404, error_object(404, "there are GET /policy and POST /policy"))
+        method, parts = scope["method"], scope["path"].strip("/").split("/")
+        tell = {"policy": self._policies, "workers": self._workers}.get(parts[0])
+        change = None if method == "GET" else self._change(method, parts)
+        if tell is None or (method == "GET" and len(parts) > 1) or (method != "GET" and change is None):
+            await respond_json(send, 404, error_object(404, _KNOWN))
             return
-        if scope["method"] == "POST":
+        if change is not None:
             if header(scope, b"origin") is not None:
-                await respond_json(send, 403, error_object(403, "web pages may not change the policy: ask with curl or the like"))
+                await respond_json(send, 403, error_object(403, _NO_PAGES))
                 return
             try:
-                self._change(orjson.loads(await read_body(receive, _MAX_BODY_BYTES)))
+                change(await read_body(receive, _MAX_BODY_BYTES))
             except ClientLeft:
                 return
             except BodyTooLarge:
@@ -51,10 +72,57 @@ class Admin:
             except ValueError as e:
                 await respond_json(send, 400, error_object(400, str(e)))
                 return
-        await respond_json(send, 200, {"pools": {p.name: p.policy.name for p in self._pools}, "known": sorted(POLICIES)})
+        await respond_json(send, 200, tell())
 
-    def _change(self, asked: object) -> None:
+    def _change(self, method: str, parts: list[str]) -> Deed | None:
+        """What a request would do with its body; None: there is no such endpoint."""
+        match method, parts:
+            case "POST", ["policy"]:
+                return self._set_policy
+            case "POST", ["workers"]:
+                return self._add
+            case "POST", ["workers", pool, name, ("drain" | "undrain" | "remove") as what]:
+                act = {"drain": self._membership.drain, "undrain": self._membership.undrain, "remove": self._membership.remove}[what]
+                return lambda _: act(pool, name, self._clock())
+            case "DELETE", ["workers", pool, name]:
+                return lambda _: self._membership.remove(pool, name, self._clock())
+        return None
+
+    def _policies(self) -> dict[str, Any]:
+        return {"pools": {p.name: p.policy.name for p in self._pools}, "known": sorted(POLICIES)}
+
+    def _workers(self) -> dict[str, Any]:
+        of = self._membership
+        found = {p.name: [self._worker(p, w) for w in of.workers(p.name)] for p in self._pools}
+        return {"pools": {pool: {"workers": workers, "removed": of.removed(pool)} for pool, workers in found.items()}}
+
+    def _worker(self, pool: PoolState, worker: Worker) -> dict[str, Any]:
+        now_s = self._clock()
+        targets = [t.number for t in pool.here() if t.worker == worker.name]
+        pool.health.up_at(now_s)
+        return {
+            "name": worker.name,
+            "url": worker.url,
+            "engine": worker.engine,
+            "ranks": worker.ranks,
+            "hardware": worker.hardware,
+            "source": self._membership.source_of(pool.name, worker.name),
+            "state": pool.health.state(targets[0], now_s),
+            "draining": bool(pool.draining[targets[0]]),
+            "in_flight": pool.busy(worker.name),
+        }
+
+    def _add(self, body: bytes) -> None:
+        """Raises ValueError that names the key and says what would be right."""
+        try:
+            worker = Worker.model_validate(orjson.loads(body))
+        except ValidationError as e:
+            raise NotAllowed(f"the body must be as {{'pool': 'coder', 'url': 'http://gpu-3:8000'}}: {explain(e)}") from e
+        self._membership.add(worker.pool, worker, self._clock())
+
+    def _set_policy(self, body: bytes) -> None:
         """Raises ValueError that says what would be right."""
+        asked = orjson.loads(body)
         if not isinstance(asked, dict) or not isinstance(asked.get("policy"), str) or asked["policy"] not in POLICIES:
             raise ValueError(f"the body must be {{'policy': one of {', '.join(POLICIES)}}}, and may name a 'pool'")
         pool = asked.get("pool")

@@ -7,8 +7,8 @@
 
 On a second, loopback port: admin.py.
 
-Start: settings, fleet, key and tokenizers are checked before the port is taken. End (SIGTERM, SIGINT): no new connections, requests on
-their way may end within `drain_s`, what is left is cancelled; then records are flushed, then exit 0.
+Start: settings, fleet, key and tokenizers are checked before the port is taken. End (ending.py): no new connections, requests on their
+way may end within `drain_s`, what is left is cancelled; then records are flushed, then exit 0. SIGHUP reads the fleet anew.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import ipaddress
 import logging
 import random
 import re
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -35,9 +35,10 @@ from router.access.refusal import Refused
 from router.access.tls import certificate_of
 from router.access.upstream_key import upstream_credentials
 from router.admin import Admin
+from router.ending import Ending
 from router.http.asgi import Receive, Scope, Send, header, respond, respond_json
 from router.index.feed import LOOK_S, Feed, FeedSink
-from router.metrics import AccessCollector, RouterMetrics, StateCollector
+from router.metrics import AccessCollector, RouterMetrics, StateCollector, WorkersCollector
 from router.pools import Pools, PoolState, TrustRules
 from router.prompts.reader import PromptReader
 from router.prompts.tokens import LocalTokenizer
@@ -45,6 +46,9 @@ from router.proxy import Proxy, client_session
 from router.records.recorder import Recorder
 from router.settings import RouterSettings
 from router.warm_up import warm_up
+from router.workers.membership import Membership
+from router.workers.probes import Probes
+from router.workers.watch import Watch
 from schemas.fleet import Fleet, load_fleet
 from schemas.settings import SettingsError
 from schemas.stream import BadStreamUrl, Stream, open_stream
@@ -73,7 +77,7 @@ def run(settings: RouterSettings) -> int:
     ):
         settings.key()
         warm_up()
-        router = Router(settings, fleet, tokenizers, stream)
+        router = Router(settings, fleet, tokenizers, stream, fleet_file=settings.fleet)
         uvloop.run(_serve(router, listener, admin_listener))
         router.close()
     return 0
@@ -99,22 +103,7 @@ def listen(host: str, port: int, setting: str) -> Iterator[socket.socket]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, without its way of ending by the signal that stopped it: this process ends with 0."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
-
-class _AdminServer(uvicorn.Server):
-    """Leaves the signals to the main server, and ends after it."""
+    """uvicorn, without its way with signals, which are ending.py's."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -123,16 +112,24 @@ class _AdminServer(uvicorn.Server):
 
 async def _serve(router: Router, listener: socket.socket, admin_listener: socket.socket) -> None:
     await router.start()
-    admin = _AdminServer(router.uvicorn_config(Admin(router.pools, router.recorder, router.settings.router_name)))
+    admin = _Server(router.uvicorn_config(Admin(router.pools, router.recorder, router.settings.router_name, router.membership)))
     administering = asyncio.create_task(admin.serve(sockets=[admin_listener]))
     try:
         at, admin_at = _url(listener, "http" if router.certificate is None else "https"), _url(admin_listener)
         if router.gate.is_open and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
             log.warning("whoever reaches %s may send requests: give keys (setting `api_keys_file`), or listen on loopback", at)
         log.info("routing on %s, admin on %s (%s)", at, admin_at, router.summary())
-        serving = asyncio.create_task(_Server(router.uvicorn_config(router)).serve(sockets=[listener]))
-        print(f"READY router={at} admin={admin_at}", flush=True)  # the socket listens already: connections wait in its backlog
-        await serving
+        server = _Server(router.uvicorn_config(router))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        with router.ending.signals(router.read_fleet_anew):
+            print(f"READY router={at} admin={admin_at}", flush=True)  # the socket listens already: connections wait in its backlog
+            await router.ending.wait()
+            server.should_exit = True
+            hurry = asyncio.create_task(router.ending.hurry.wait())
+            await asyncio.wait((serving, hurry), return_when=asyncio.FIRST_COMPLETED)
+            hurry.cancel()
+            server.force_exit = router.ending.hurry.is_set()
+            await serving
     finally:
         admin.should_exit = True
         await administering
@@ -154,7 +151,9 @@ class Router:
         tokenizers: dict[str, LocalTokenizer],
         stream: Stream,
         clock: Callable[[], float] = time.monotonic,
+        fleet_file: Path | None = None,
     ) -> None:
+        """fleet_file: where the fleet was read from, to be read again when it changes; None: it stays as it is."""
         self.settings = settings
         self.pools = Pools(
             fleet,
@@ -165,6 +164,7 @@ class Router:
             TrustRules(settings.stale_after_s, settings.blind_after_s),
             random.Random(settings.seed),
             settings.choose_rank,
+            settings.worker_rules(),
         )
         specs = topic_specs(settings.topic_prefix)
         self.gate = Gate(settings.api_keys_file, settings.open_metrics)
@@ -177,16 +177,21 @@ class Router:
         )
         self.metrics = RouterMetrics()
         self.recorder = Recorder(stream, specs, settings.topic_prefix, settings.record_buffer)
+        self.membership = Membership(fleet, self.pools, self.recorder, settings.router_name, settings.worker_drain_s)
+        self.watch = Watch(fleet, fleet_file, self.membership, settings.watch_fleet_s, clock)
+        self.ending = Ending(settings.drain_delay_s)
         sink = FeedSink(self.pools, clock)
         self.feed = Feed(stream, specs, settings.topic_prefix, sink, min(LOOK_S, settings.stale_after_s / 3))
         self.metrics.registry.register(StateCollector(self.pools, self.feed, sink, self.recorder, clock))
+        self.metrics.registry.register(WorkersCollector(self.pools, self.membership, self.watch, clock))
         self.metrics.registry.register(AccessCollector(self.gate))
         self._started_s = clock()
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
+        self._reading: asyncio.Task[None] | None = None
 
     def summary(self) -> str:
-        parts = (f"{p.name}: {len(p.targets)} targets, tokens by {'tokenizer' if p.tokenizer else 'engine'}" for p in self.pools)
+        parts = (f"{p.name}: {int(p.present.sum())} targets, tokens by {'tokenizer' if p.tokenizer else 'engine'}" for p in self.pools)
         return f"policy {self.settings.policy}; " + "; ".join(parts)
 
     def uvicorn_config(self, application: Router | Admin) -> uvicorn.Config:
@@ -206,7 +211,8 @@ class Router:
         self._proxy = Proxy(self.settings, self.pools, self._prompts, self._session, self.recorder, self.metrics, self._credentials)
         self.recorder.start()
         self.feed.start(asyncio.get_running_loop())
-        self._tasks = [asyncio.create_task(self._look_after(pool)) for pool in self.pools]
+        self._tasks = [asyncio.create_task(job(pool)) for pool in self.pools for job in (self._look_after, self._learn_block_size)]
+        self._tasks.append(asyncio.create_task(self.watch.run()))
         self._tasks.append(asyncio.create_task(self.gate.follow()))
         if self.certificate is not None:
             self._tasks.append(asyncio.create_task(self.certificate.follow()))
@@ -215,9 +221,15 @@ class Router:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._reading is not None:
+            await asyncio.gather(self._reading, return_exceptions=True)
         await asyncio.to_thread(self.feed.close)
         self._prompts.close()
         await self._session.close()
+
+    def read_fleet_anew(self) -> None:
+        """What SIGHUP does."""
+        self._reading = asyncio.create_task(self.watch.look(at_once=True))
 
     def close(self) -> None:
         """Flushes the records. Blocks for at most some seconds."""
@@ -256,24 +268,38 @@ class Router:
             await self._proxy.pass_through(scope, receive, send)
 
     def readiness(self) -> tuple[int, dict[str, Any]]:
-        """200 when every pool with workers has one that answers, and the index has caught up (or `warm_up_s` has passed).
+        """200 when there are workers, every pool that has some has one that answers, the index has caught up (or `warm_up_s` has passed)
+        and the router is not about to end.
 
         A stream that is away does not make the router unready: it routes on by what it knows, then by load, and says so here.
         """
         warming = not self.feed.caught_up and self._clock() - self._started_s < self.settings.warm_up_s
-        pools = {p.name: {"targets": len(p.targets), "up": int(p.health.up.sum()), "block_size": p.block_size} for p in self.pools}
-        dark = [name for name, p in pools.items() if not p["up"]]
-        strange = [f"{p.name}/{t.worker}" for p in self.pools for t in p.targets if self.pools.has_other_key(p, t.number)]
-        ready = not warming and not dark
+        pools = {
+            p.name: {
+                "targets": int(p.present.sum()),
+                "up": int(p.health.up_at(self._clock()).sum()),
+                "draining": int(p.draining.sum()),
+                "waiting": p.admission.waiting,
+                "block_size": p.block_size,
+            }
+            for p in self.pools
+        }
+        dark = [name for name, p in pools.items() if p["targets"] and not p["up"]]
+        empty = not any(p["targets"] for p in pools.values())
+        strange = [f"{p.name}/{t.worker}" for p in self.pools for t in p.here() if self.pools.has_other_key(p, t.number)]
+        ready = not warming and not dark and not empty and not self.ending.leaving
         index = "away" if self.feed.trouble else "following" if self.feed.caught_up else "catching up"
         content = {
             "ready": ready,
             "index": index,
             "why": [
+                *(["the router is about to end"] if self.ending.leaving else []),
+                *(["no pool has a worker"] if empty else []),
                 *([f"no worker of {', '.join(dark)} answers"] if dark else []),
                 *(["the index is catching up with the stream"] if warming else []),
                 *([f"the index does not follow the stream: {self.feed.trouble}"] if self.feed.trouble else []),
                 *([_OTHER_KEY.format(", ".join(dict.fromkeys(strange)))] if strange else []),
+                *(f"{source}: {text}" for source, text in self.watch.trouble.items()),
                 *([f"records wait: {self.recorder.trouble}"] if self.recorder.trouble else []),
                 *([f"API keys: {self.gate.trouble}"] if self.gate.trouble else []),
                 *([f"TLS: {self.certificate.trouble}"] if self.certificate is not None and self.certificate.trouble else []),
@@ -292,7 +318,7 @@ class Router:
         return {"object": "list", "data": list(found.values())}
 
     async def _models_of(self, pool: PoolState) -> list[dict[str, Any]]:
-        target = next((t for t in pool.targets if pool.health.up[t.number]), None)
+        target = next((t for t in pool.here() if pool.health.up[t.number]), None)
         if target is None:
             return []
         try:
@@ -303,19 +329,34 @@ class Router:
             return []
 
     async def _look_after(self, pool: PoolState) -> None:
-        """Probes workers that are down, and asks for the block size until somebody has told it."""
-        while True:
+        """Health checks; draining workers that are empty; requests that wait for a place which a worker has come with."""
+        rules = self.settings.worker_rules().probes
+        probes = Probes(pool.health, self._session, rules, self._clock)
+        try:
+            while True:
+                try:
+                    probes.look()
+                    self.membership.tend(pool.name, self._clock())
+                    pool.admission.look()
+                except Exception:  # the top of this task's loop
+                    self.metrics.crashes.inc()
+                    log.exception("looking after the pool %s failed", pool.name)
+                await asyncio.sleep(min(1.0, rules.down_every_s))
+        finally:
+            await probes.close()
+
+    async def _learn_block_size(self, pool: PoolState) -> None:
+        """Asks the workers' metrics pages until somebody has told it: an engine, or a bridge's events."""
+        while pool.block_size is None:
             try:
-                await pool.health.probe(self._session, self.settings.connect_timeout_s)
-                if pool.block_size is None:
-                    await self._ask_block_size(pool)
+                await self._ask_block_size(pool)
             except Exception:  # the top of this task's loop
                 self.metrics.crashes.inc()
-                log.exception("looking after the pool %s failed", pool.name)
+                log.exception("asking the workers of the pool %s for their block size failed", pool.name)
             await asyncio.sleep(self.settings.probe_every_s)
 
     async def _ask_block_size(self, pool: PoolState) -> None:
-        for target in pool.targets:
+        for target in pool.here():
             try:
                 async with self._session.get(f"{target.url}/metrics", timeout=aiohttp.ClientTimeout(total=2.0)) as response:
                     match = _BLOCK_SIZE_LABEL.search(await response.text(errors="replace"))

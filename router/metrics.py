@@ -19,6 +19,9 @@ from router.index.prefix_index import EXACT
 from router.pools import Decided, Pools
 from router.prompts.prompt import Prompt
 from router.records.recorder import Recorder
+from router.workers.breaker import STATES
+from router.workers.membership import Membership
+from router.workers.watch import Watch
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _DECIDE_S = (25e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 5e-3, 25e-3)
@@ -126,7 +129,7 @@ class StateCollector(Collector):
         held = GaugeMetricFamily("warmwatch_router_held_blocks", "Distinct blocks on the worker's GPU", labels=["pool", "worker", "rank"])
         for pool in self._pools:
             codes = self._pools.trust(pool, self._clock())
-            for t in pool.targets:
+            for t in pool.here():
                 labels = [pool.name, t.worker, "any" if t.rank is None else str(t.rank)]
                 up.add_metric(labels, float(pool.health.up[t.number]))
                 flight.add_metric(labels, float(pool.load.in_flight[t.number]))
@@ -163,7 +166,7 @@ class StateCollector(Collector):
             "index_unknown_removals": ("Removals of blocks that were not held", index.unknown_removals),
             "feed_records": ("Records read from the stream", self._feed.records),
             "feed_bad_records": ("Records that could not be read", self._feed.bad_records),
-            "feed_strangers": ("Records of workers that are not in the fleet file", self._sink.strangers),
+            "feed_strangers": ("Records of workers that belong to no pool (yet)", self._sink.strangers),
             "feed_stumbles": ("KV batches that could not be applied, an error of the router's own", self._sink.stumbles),
             "feed_restarts": ("Times that the index was built anew", self._feed.restarts),
             "records": ("Decisions and outcomes handed to the stream", self._recorder.recorded),
@@ -173,6 +176,61 @@ class StateCollector(Collector):
             yield GaugeMetricFamily(f"warmwatch_router_{name}", text, value=float(value))
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(f"warmwatch_router_{name}", text, value=float(value))
+
+
+class WorkersCollector(Collector):
+    """Who belongs to the pools and in what state they are; retries, and requests that wait for a place."""
+
+    def __init__(self, pools: Pools, membership: Membership, watch: Watch, clock: Callable[[], float]) -> None:
+        self._pools, self._membership, self._watch, self._clock = pools, membership, watch, clock
+
+    def collect(self) -> Iterable[Metric]:
+        now_s = self._clock()
+        states = GaugeMetricFamily(
+            "warmwatch_router_workers",
+            f"Workers (or ranks) by state: {', '.join(STATES)}; draining ones count as that",
+            labels=["pool", "state"],
+        )
+        changes = CounterMetricFamily(
+            "warmwatch_router_worker_changes", "Times that a worker came into a state", labels=["pool", "worker", "state"]
+        )
+        retries = CounterMetricFamily(
+            "warmwatch_router_retries", "Further workers asked (taken), or not for want of budget (refused)", labels=["pool", "budget"]
+        )
+        waiting = GaugeMetricFamily("warmwatch_router_queue", "Requests that wait for a place at a worker", labels=["pool"])
+        waited = CounterMetricFamily("warmwatch_router_queue_waited", "Requests that waited for a place and got it", labels=["pool"])
+        waited_s = CounterMetricFamily("warmwatch_router_queue_waited_seconds", "How long those waited in all", labels=["pool"])
+        full = CounterMetricFamily(
+            "warmwatch_router_queue_refused", "Requests told 429: too many wait (full), or waited too long", labels=["pool", "reason"]
+        )
+        for pool in self._pools:
+            pool.health.up_at(now_s)
+            counts = dict.fromkeys((*STATES, "draining"), 0)
+            for t in pool.here():
+                counts["draining" if pool.draining[t.number] else pool.health.state(t.number, now_s)] += 1
+            for state, count in counts.items():
+                states.add_metric([pool.name, state], float(count))
+            for (worker, state), count in pool.health.changes.items():
+                changes.add_metric([pool.name, worker, state], float(count))
+            for budget, count in (("taken", pool.retries.taken), ("refused", pool.retries.refused)):
+                retries.add_metric([pool.name, budget], float(count))
+            queue = pool.admission
+            waiting.add_metric([pool.name], float(queue.waiting))
+            waited.add_metric([pool.name], float(queue.waited))
+            waited_s.add_metric([pool.name], queue.waited_s)
+            for reason, count in (("full", queue.refused_full), ("waited", queue.refused_waited)):
+                full.add_metric([pool.name, reason], float(count))
+        yield from (states, changes, retries, waiting, waited, waited_s, full)
+        trouble = GaugeMetricFamily(
+            "warmwatch_router_membership_trouble", "1: a source of workers was not understood, and its last word holds", labels=["source"]
+        )
+        for source in self._watch.sources:
+            trouble.add_metric([source], float(source in self._watch.trouble))
+        yield trouble
+        yield CounterMetricFamily(
+            "warmwatch_router_workers_joined", "Workers that joined since the start", value=float(self._membership.joined)
+        )
+        yield CounterMetricFamily("warmwatch_router_workers_left", "Workers that left since the start", value=float(self._membership.left))
 
 
 class AccessCollector(Collector):

@@ -111,6 +111,10 @@ class PoolState:
         self._several = tuple(i for i, slots in enumerate(self._slots) if len(slots) > 1)
         return gone
 
+    def here(self) -> list[Target]:
+        """Targets that are present."""
+        return [t for t in self.targets if self.present[t.number]]
+
     def drain(self, worker: str, on: bool = True) -> None:
         """A worker that drains takes only what goes on there (policy/eligible.py), until it is taken out or the drain is taken back."""
         for t in self.targets:
@@ -136,6 +140,12 @@ class PoolState:
                 if able.any():
                     break
         return able
+
+    def has_others(self, target: Target, tried: Iterable[int]) -> bool:
+        """Whether a request that goes to this target could still go to another process that is up, without those tried."""
+        left = self.health.up.copy()
+        left[list(tried)] = False
+        return any(left[t.number] and t.url != target.url for t in self.targets)
 
     def _places(self) -> int | None:
         """For how many requests there is a place at the workers that are up, or at all of them when none is."""

@@ -117,13 +117,12 @@ class Membership:
         else:
             raise NotAllowed(f"the pool {pool} has no worker {worker!r} that drains or was removed")
 
-    def tend(self, now_s: float) -> None:
+    def tend(self, pool: str, now_s: float) -> None:
         """Takes out draining workers that are empty, or have had their time. Call about once a second."""
-        for pool, members in self._members.items():
-            for worker, since_s in tuple(members.drains.items()):
-                busy = self._pools.by_name[pool].busy(worker)
-                if not busy or now_s - since_s >= self._drain_s:
-                    self._remove(pool, worker, now_s, f"drained, {busy} requests still on their way" if busy else "drained")
+        for worker, since_s in tuple(self._members[pool].drains.items()):
+            busy = self._pools.by_name[pool].busy(worker)
+            if not busy or now_s - since_s >= self._drain_s:
+                self._remove(pool, worker, now_s, f"drained, {busy} requests still on their way" if busy else "drained")
 
     def source_of(self, pool: str, worker: str) -> Source:
         return self._members[pool].now[worker][1]

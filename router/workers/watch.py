@@ -38,6 +38,7 @@ class Watch:
         self._lock = asyncio.Lock()
         self.trouble: dict[str, str] = {}
         """By source ("fleet file", "discover of POOL"): why its last word was not understood. What it said before holds."""
+        self.sources = tuple(["fleet file"] * (file is not None) + [f"discover of {pool}" for pool in self._discovers])
         self.loads = 0
         self.failures = 0
 

@@ -1,32 +1,8 @@
 import random
 
-import numpy as np
 import pytest
 
-from router.workers.health import Health
 from router.workers.load import PoolLoad
-from router.workers.targets import targets_of
-from schemas.fleet import Pool, Worker
-
-
-def targets(*ranks, choose_rank=True, engine="vllm"):
-    workers = [Worker(pool="p", name=f"w{i}", url=f"http://h{i}:1", ranks=r, engine=engine) for i, r in enumerate(ranks)]
-    return targets_of(Pool(name="p"), workers, choose_rank)
-
-
-def test_each_rank_of_vllm_is_a_target_with_its_header():
-    found = targets(1, 2)
-    assert [(t.number, t.worker, t.rank, t.headers) for t in found] == [
-        (0, "w0", 0, ()),
-        (1, "w1", 0, (("X-data-parallel-rank", "0"),)),
-        (2, "w1", 1, (("X-data-parallel-rank", "1"),)),
-    ]
-
-
-@pytest.mark.parametrize("given", [{"choose_rank": False}, {"engine": "sglang"}])
-def test_ranks_that_cannot_be_chosen_are_one_target(given):
-    (only,) = targets(2, **given)
-    assert (only.rank, [s.rank for s in only.sources]) == (None, [0, 1])
 
 
 def test_the_queue_is_the_waiting_prefill_less_what_the_oldest_has_had():
@@ -75,21 +51,13 @@ def test_no_count_leaks_whatever_the_order(seed):
     assert not load.queue_s(now_s).any()
 
 
-def test_a_refused_connection_takes_all_ranks_of_the_worker_down():
-    health = Health(targets(1, 2))
-    health.refused(1)
-    assert health.up.tolist() == [True, False, False]
-    assert health.down_urls() == {"http://h1:1"}
-    health.answered(2)
-    assert health.up.all()
-
-
-def test_one_broken_connection_is_forgiven():
-    health = Health(targets(1, 1))
-    health.broke(0)
-    assert health.up.all()
-    health.answered(0)
-    health.broke(0)
-    assert health.up.all()
-    health.broke(0)
-    assert np.array_equal(health.up, [False, True])
+def test_growing_keeps_what_is_on_its_way():
+    load = PoolLoad(1)
+    flight = load.admit(0, 2.0, True, 0.0)
+    load.grow(3)
+    other = load.admit(2, 1.0, True, 0.0)
+    assert (load.in_flight.tolist(), load.queue_s(0.5).tolist()) == ([1, 0, 1], [1.5, 0.0, 0.5])
+    load.first_token(flight, 1.0)
+    for f in (flight, other):
+        load.release(f, 2.0)
+    assert not (load.in_flight.any() or load.decoding.any() or load.queue_s(2.0).any())
