@@ -4,6 +4,7 @@
 name = "coder"                      # workers of a pool serve one model with one tokenizer, block size and cache namespace
 model = "Qwen/Qwen3-Coder"          # the name that clients send; default: the pool's name
 tokenizer = "/models/coder"         # folder with tokenizer.json and the chat template; without it the engine's /tokenize is asked
+tokens = "auto"                     # how prompts are read: exact (tokenizer), engine (/tokenize), text (pieces of text); default: setting
 discover = "dns://coder:8000"       # more workers, found while the router runs (form: schemas/discover.py); the bridge does not look there
 
 [[workers]]
@@ -61,6 +62,10 @@ def _has_host_and_port(address: str, port_needed: bool = False) -> bool:
 ZmqAddress = Annotated[str | None, BeforeValidator(_zmq_address)]
 
 
+TokensBy = Literal["auto", "exact", "engine", "text"]
+"""How a router reads prompts: auto is exact with a tokenizer, else engine, and text where the engine does not answer."""
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -69,6 +74,7 @@ class Pool(_Part):
     name: str = Field(min_length=1, max_length=200, pattern=r"^[^/\s]+$", description="no slash or white space")
     model: str | None = Field(None, min_length=1, max_length=1024)
     tokenizer: Path | None = None
+    tokens: TokensBy | None = None
     discover: Annotated[str | None, BeforeValidator(_discover_address)] = None
 
     @property

@@ -41,10 +41,12 @@ def encoded(tokenizer: Tokenizer, text: str, special: bool) -> U32:
 
 class SegmentCache:
     def __init__(self, tokenizer: Tokenizer, splits: dict[str, int], limit_bytes: int = DEFAULT_BYTES) -> None:
-        """splits: token text -> id of the hard split points. Use `of`, which knows when they are."""
+        """splits: token text -> id of the hard split points. Use `of`, which knows when they are. longest: characters of the longest."""
         self._tokenizer = tokenizer
         self._splits = {text: np.array([number], np.uint32) for text, number in splits.items()}
         longest_first = sorted(splits, key=len, reverse=True)
+        self.longest = len(longest_first[0])
+        self._closed = frozenset(t for t in splits if not any(t in other[:-1] for other in splits if other != t))
         self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
         self._limit_bytes = limit_bytes
         self._kept: OrderedDict[str, U32] = OrderedDict()
@@ -72,16 +74,36 @@ class SegmentCache:
         """Token ids of `text` without the tokenizer's own start and end tokens, u32, shape (n,)."""
         return self._join(self._pattern.split(text))
 
+    def ids_and_border(self, text: str, growing_from: int, new_characters: int | None = None) -> tuple[U32, int, int] | None:
+        """(ids, characters, tokens): up to that character and token nothing changes while text[:growing_from] stays the beginning of a
+        longer text. None when more than `new_characters` are in pieces not kept.
+
+        The border is the end of a split token that no longer one could swallow, whatever comes behind what stays.
+        """
+        pieces = self._pattern.split(text)
+        if new_characters is not None and self._new_in(pieces) > new_characters:
+            return None
+        at = tokens = border = border_tokens = 0
+        parts = []
+        for piece in pieces:
+            split = self._splits.get(piece)
+            if piece:
+                ids = self._piece(piece) if split is None else split
+                parts.append(ids)
+                at += len(piece)
+                tokens += len(ids)
+                if split is not None and at <= growing_from - (0 if piece in self._closed else self.longest):
+                    border, border_tokens = at, tokens
+        return (np.concatenate(parts) if parts else np.empty(0, np.uint32)), border, border_tokens
+
     def ids_if_seen(self, text: str, new_characters: int) -> U32 | None:
         """The same, or None when more than so many characters are in pieces not kept: then it takes a while."""
         pieces = self._pattern.split(text)
-        new = 0
-        for piece in pieces:
-            if piece not in self._kept and piece not in self._splits:
-                new += len(piece)
-                if new > new_characters:
-                    return None
-        return self._join(pieces)
+        return None if self._new_in(pieces) > new_characters else self._join(pieces)
+
+    def _new_in(self, pieces: list[str]) -> int:
+        """Characters in pieces that are not kept."""
+        return sum(len(p) for p in pieces if p not in self._kept and p not in self._splits)
 
     def _join(self, pieces: list[str]) -> U32:
         parts = []

@@ -1,58 +1,67 @@
-"""From a request's prompt to the token ids that the engine will see, computed here with the model's own tokenizer and chat template.
+"""A model's own tokenizer and chat template: texts and chats -> the token ids that the engine will see.
 
 A folder holds `tokenizer.json`, and `chat_template.jinja` or a `chat_template` in `tokenizer_config.json`: what every model on the
-hub has, and what engines serve from. The steps before the template are vLLM's (content parts, tool call arguments, tool defaults), the
-template environment is transformers' (sandboxed, immutable, trimmed blocks, `tojson` without HTML escapes).
+hub has, and what engines serve from. Its `config.json`, where it is there too, tells the models whose chats the engine writes in a way of
+its own (`chat_refusal`).
 
 Invariant: either the ids are exactly the engine's, or `UnsupportedPrompt` is raised. A guess would be worse than none: a wrong chain
-names blocks that nobody holds, and each forecast made from it would be wrong without a word. So prompts with images, audio or a
-template of the client's own are refused here.
+names blocks that nobody holds, and each forecast made from it would be wrong without a word.
 
 Rejected: transformers' AutoTokenizer (imports seconds of code, and runs code from the model's folder).
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 import numpy.typing as npt
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from router.prompts.segments import SegmentCache, encoded
+from router.prompts.asked import Chat
+from router.prompts.conversation import Message, UnsupportedPrompt, conversation, tool_for_template
+from router.prompts.segments import DEFAULT_BYTES, SegmentCache, encoded
+from router.prompts.templates import ChatTemplate, Prepared, environment
 from schemas.block_hash import U32
 from schemas.settings import SettingsError
 
-Message = Mapping[str, Any]
+__all__ = ["LocalTokenizer", "UnsupportedPrompt"]
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_TEXT_PARTS = ("text", "input_text", "output_text")
-
-
-class UnsupportedPrompt(ValueError):  # noqa: N818 - a value, named for what it is
-    """This prompt's token ids cannot be told exactly here; the message says why. Not the client's fault: the engine may well take it."""
+_OWN_WRITERS = frozenset(("gpt_oss", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k3", "kimi_audio", "inkling"))
+"""Model types whose chats vLLM 0.32 writes by code instead of the chat template."""
+_HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|call|>")
+_PROBES = ("a", "", " b", "x y\n")
 
 
 class LocalTokenizer:
     """One model's tokenizer and chat template. Safe to use from several threads at once, and others go on meanwhile (`encoded`)."""
 
-    def __init__(self, tokenizer: Tokenizer, templates: Mapping[str, str], special: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        templates: Mapping[str, str],
+        special: Mapping[str, str],
+        cache_bytes: int = DEFAULT_BYTES,
+        chat_refusal: str | None = None,
+        lower_case: bool = False,
+    ) -> None:
+        """chat_refusal: why chats cannot be told here. lower_case: an embedding model's engine lowers texts first."""
         self._tokenizer = tokenizer
-        self._segments = SegmentCache.of(tokenizer)
-        self._adds_tokens = tokenizer.num_special_tokens_to_add(is_pair=False) > 0
+        self._segments = SegmentCache.of(tokenizer, cache_bytes)
+        self._around = _added_around(tokenizer)
+        env = environment()
         self._special = dict(special)
-        env = _environment()
-        self._templates = {name: env.from_string(source) for name, source in templates.items()}
-        self._wraps_parts = {name: _iterates_content(env, source) for name, source in templates.items()}
+        self._templates = {name: ChatTemplate.of(source, env) for name, source in templates.items()}
+        self.chat_refusal = chat_refusal
+        self.lower_case = lower_case
 
     @classmethod
-    def from_dir(cls, path: Path | str) -> LocalTokenizer:
+    def from_dir(cls, path: Path | str, cache_bytes: int = DEFAULT_BYTES) -> LocalTokenizer:
         """Reads tokenizer.json and the chat template of `path`. Raises SettingsError that says what is missing or broken and what to do."""
         folder = Path(path)
         file = folder / "tokenizer.json"
@@ -69,8 +78,10 @@ class LocalTokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         config = _json_object(folder / "tokenizer_config.json")
+        lower_case = _json_object(folder / "sentence_bert_config.json").get("do_lower_case") is True
+        refusal = _chat_refusal(folder, tokenizer)
         try:
-            return cls(tokenizer, _templates(folder, config), _special_tokens(folder, config))
+            return cls(tokenizer, _templates(folder, config), _special_tokens(folder, config), cache_bytes, refusal, lower_case)
         except jinja2.TemplateSyntaxError as e:
             raise SettingsError(f"tokenizer {folder}: the chat template is broken at line {e.lineno}: {e.message}") from e
 
@@ -82,8 +93,7 @@ class LocalTokenizer:
         **template_kwargs: Any,
     ) -> U32:
         """Token ids of a chat request, u32, shape (n,). `messages` and `tools` as in the OpenAI body. Raises UnsupportedPrompt."""
-        text = self.render(messages, tools, add_generation_prompt, **template_kwargs)
-        return self._ids(text, special=False)
+        return self.ids(self.render(messages, tools, add_generation_prompt, **template_kwargs), add_special_tokens=False)
 
     def render(
         self,
@@ -93,40 +103,66 @@ class LocalTokenizer:
         **template_kwargs: Any,
     ) -> str:
         """The prompt's text as the chat template writes it. Raises UnsupportedPrompt."""
-        name = "tool_use" if tools and "tool_use" in self._templates else "default"
-        if name not in self._templates:
+        return self.rendered(Chat(messages, tools, template_kwargs | {"add_generation_prompt": add_generation_prompt}))
+
+    def rendered(self, chat: Chat) -> str:
+        """The same for a Chat."""
+        template = self.template(chat)
+        return template.render(self.conversation(template, chat.messages), self.template_values(chat))
+
+    def template(self, chat: Chat) -> ChatTemplate:
+        """The template that writes this chat. Raises UnsupportedPrompt."""
+        if self.chat_refusal is not None:
+            raise UnsupportedPrompt(self.chat_refusal)
+        found = self._templates.get("tool_use") if chat.tools else None
+        found = found or self._templates.get("default")
+        if found is None:
             raise UnsupportedPrompt("the tokenizer's folder has no chat template")
-        wrap = self._wraps_parts[name]
-        try:
-            return self._templates[name].render(
-                **self._special
-                | template_kwargs
-                | {
-                    "messages": [_conversation_message(m, wrap) for m in messages],
-                    "tools": [_tool(t) for t in tools] if tools else None,
-                    "add_generation_prompt": add_generation_prompt,
-                }
-            )
-        except UnsupportedPrompt:
-            raise
-        except Exception as e:  # templates are foreign code and may raise anything
-            raise UnsupportedPrompt(f"the chat template does not take this conversation: {type(e).__name__}: {e}") from e
+        return found
+
+    @staticmethod
+    def conversation(template: ChatTemplate, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Messages as that template gets them. Raises UnsupportedPrompt."""
+        return conversation(messages, template.wrap_parts, template.knows_developer)
+
+    def template_values(self, chat: Chat) -> dict[str, Any]:
+        """What the template gets besides messages. Raises UnsupportedPrompt."""
+        return {**self._special, **chat.values, "tools": [Prepared(tool_for_template(t)) for t in chat.tools] if chat.tools else None}
 
     def text(self, prompt: str, add_special_tokens: bool = True) -> U32:
         """Token ids of a plain prompt, u32, shape (n,), with the tokenizer's own beginning-of-text token if it has one."""
-        return self._ids(prompt, special=add_special_tokens)
+        return self.ids(prompt, add_special_tokens)
 
     def ids(self, text: str, add_special_tokens: bool) -> U32:
         """Token ids of a prompt's final text, u32, shape (n,)."""
-        return self._ids(text, add_special_tokens)
+        if self._segments is None or (add_special_tokens and self._around is None):
+            return encoded(self._tokenizer, text, add_special_tokens)
+        return self.with_added(self._segments.ids(text), add_special_tokens)
 
     def ids_if_quick(self, text: str, add_special_tokens: bool, new_characters: int) -> U32 | None:
         """The same if at most so many characters have to be tokenized anew; else None."""
         if len(text) <= new_characters:
-            return self._ids(text, add_special_tokens)
-        if self._segments is None or (add_special_tokens and self._adds_tokens):
+            return self.ids(text, add_special_tokens)
+        if self._segments is None or (add_special_tokens and self._around is None):
             return None
-        return self._segments.ids_if_seen(text, new_characters)
+        found = self._segments.ids_if_seen(text, new_characters)
+        return None if found is None else self.with_added(found, add_special_tokens)
+
+    def with_added(self, ids: U32, add_special_tokens: bool) -> U32:
+        """With the tokenizer's own beginning and end tokens, where they are asked for and fixed."""
+        if not add_special_tokens or self._around is None or not any(map(len, self._around)):
+            return ids
+        return np.concatenate([self._around[0], ids, self._around[1]])
+
+    @property
+    def added_are_fixed(self) -> bool:
+        """Whether its beginning and end tokens are the same for each text."""
+        return self._around is not None
+
+    @property
+    def added_before(self) -> int:
+        """How many tokens of its own it puts in front of a text, where they are fixed."""
+        return 0 if self._around is None else len(self._around[0])
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         """The text of these ids, special tokens included."""
@@ -141,78 +177,35 @@ class LocalTokenizer:
         """Token ids kept from earlier prompts; None: this tokenizer's pieces do not stand alone."""
         return self._segments
 
-    def _ids(self, text: str, special: bool) -> U32:
-        if self._segments is not None and not (special and self._adds_tokens):
-            return self._segments.ids(text)
-        return encoded(self._tokenizer, text, special)
+
+def _added_around(tokenizer: Tokenizer) -> tuple[U32, U32] | None:
+    """The tokens that it adds before and after each text; None: it does more than that."""
+    if not tokenizer.num_special_tokens_to_add(is_pair=False):
+        return np.empty(0, np.uint32), np.empty(0, np.uint32)
+    found: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+    for probe in _PROBES:
+        plain, whole = encoded(tokenizer, probe, special=False).tolist(), encoded(tokenizer, probe, special=True).tolist()
+        fits = {
+            (tuple(whole[:i]), tuple(whole[i + len(plain) :]))
+            for i in range(len(whole) - len(plain) + 1)
+            if whole[i:][: len(plain)] == plain
+        }
+        found = fits if probe == _PROBES[0] else found & fits
+    if len(found) != 1:
+        return None
+    before, after = found.pop()
+    return np.array(before, np.uint32), np.array(after, np.uint32)
 
 
-def _conversation_message(message: Message, wrap_parts: bool) -> dict[str, Any]:
-    """What vLLM hands to the template: text parts joined by line ends, or all content as parts when the template loops over them."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise UnsupportedPrompt("a message must be an object with a role")
-    texts = _texts(message.get("content"))
-    out: dict[str, Any] = {
-        "role": message["role"],
-        "content": [{"type": "text", "text": t} for t in texts] if wrap_parts else "\n".join(texts),
-    }
-    if message["role"] == "assistant":
-        if message.get("tool_calls") is not None:
-            out["tool_calls"] = [_tool_call(c) for c in message["tool_calls"]]
-        reasoning = message.get("reasoning", message.get("reasoning_content"))
-        if reasoning is not None:
-            out["reasoning"] = out["reasoning_content"] = reasoning
-    elif message["role"] == "tool" and "tool_call_id" in message:
-        out["tool_call_id"] = message["tool_call_id"]
-    if isinstance(message.get("name"), str):
-        out["name"] = message["name"]
-    return out
-
-
-def _texts(content: object) -> list[str]:
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [content]
-    if not isinstance(content, list):
-        raise UnsupportedPrompt("a message's content must be text or a list of parts")
-    out = []
-    for part in content:
-        if isinstance(part, str):
-            out.append(part)
-        elif (
-            isinstance(part, Mapping)
-            and isinstance(part.get("text"), str)
-            and part.get("type", "text") in ("text", "input_text", "output_text")
-        ):
-            out.append(part["text"])
-        else:
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise UnsupportedPrompt(f"content part {kind!r} has tokens that only the engine knows")
-    return out
-
-
-def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments travel as JSON text; the template gets them parsed."""
-    function = call.get("function")
-    if not isinstance(function, Mapping):
-        return dict(call)
-    arguments = function.get("arguments")
-    if not isinstance(arguments, (dict, list)):
-        try:
-            arguments = json.loads(arguments) if arguments else {}
-        except (ValueError, TypeError) as e:
-            raise UnsupportedPrompt("a tool call's arguments are no JSON") from e
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool in the order and with the nulls that the engine's request model gives it."""
-    function = tool.get("function")
-    if not isinstance(function, Mapping):
-        return dict(tool)
-    filled = {"name": function.get("name"), "description": None, "parameters": None} | dict(function)
-    return {"type": tool.get("type", "function"), "function": filled} | {k: v for k, v in tool.items() if k not in ("type", "function")}
+def _chat_refusal(folder: Path, tokenizer: Tokenizer) -> str | None:
+    kind = _json_object(folder / "config.json").get("model_type")
+    if kind in _OWN_WRITERS:
+        return f"the engine writes chats of {kind} by code of its own, not by the chat template"
+    if all(tokenizer.token_to_id(t) is not None for t in _HARMONY):
+        return "the engine writes chats in the Harmony form by code of its own, not by the chat template"
+    if (folder / "tekken.json").is_file():
+        return "the engine writes chats by Mistral's own tokenizer"
+    return None
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -247,51 +240,3 @@ def _json_object(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise SettingsError(f"tokenizer file {file} must hold a JSON object")
     return content
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's words for training; here it only shows its content."""
-
-    tags = {"generation"}  # noqa: RUF012 - the name and type that jinja2 asks for
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
-    env.filters["tojson"] = _tojson
-    env.globals["raise_exception"] = _raise_exception
-    env.globals["strftime_now"] = _strftime_now
-    return env
-
-
-def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None, sort_keys: bool = False
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)  # local time, as the engine's template sees it
-
-
-def _iterates_content(env: jinja2.Environment, source: str) -> bool:
-    """Whether the template loops over a message's content: then vLLM gives it parts, else text (its content format `auto`)."""
-
-    def is_content(node: jinja2.nodes.Node) -> bool:
-        if isinstance(node, jinja2.nodes.Getitem):
-            return isinstance(node.arg, jinja2.nodes.Const) and node.arg.value == "content"
-        return isinstance(node, jinja2.nodes.Getattr) and node.attr == "content"
-
-    tree = env.parse(source)
-    names = {a.target.name for a in tree.find_all(jinja2.nodes.Assign) if isinstance(a.target, jinja2.nodes.Name) and is_content(a.node)}
-    return any(
-        is_content(loop.iter) or (isinstance(loop.iter, jinja2.nodes.Name) and loop.iter.name in names)
-        for loop in tree.find_all(jinja2.nodes.For)
-    )

@@ -125,3 +125,20 @@ def test_several_threads_get_the_same_ids():
     for t in threads:
         t.join()
     assert not wrong
+
+
+def test_what_stands_before_a_border_stays_whatever_is_added():
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [], unk_token=None))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in ("<a>", "<a>b", "b<c", "<c", "<end>")])
+    cache = SegmentCache.of(tokenizer)
+    rng, moved = random.Random(5), 0
+    for _ in range(3000):
+        stays = "".join(rng.choice(["<a>", "b", "<c", "<end>", "x", "<", "a>"]) for _ in range(rng.randrange(1, 8)))
+        more = "".join(rng.choice(["<a>", "b", "<c", "<end>", "x", "<", "a>", "end>"]) for _ in range(rng.randrange(4)))
+        ids, border, tokens = cache.ids_and_border(stays, len(stays))
+        longer = tokenizer.encode(stays + more, add_special_tokens=False).ids
+        assert longer[:tokens] == ids[:tokens].tolist()
+        assert longer[tokens:] == tokenizer.encode((stays + more)[border:], add_special_tokens=False).ids
+        moved += border > 0
+    assert moved > 1000

@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, processors
 
 from router.prompts.tokens import LocalTokenizer, UnsupportedPrompt
 from schemas.settings import SettingsError
@@ -61,7 +62,6 @@ def test_tool_call_arguments_reach_the_template_parsed(tokenizer):
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "image_url"),
         ([{"content": "x"}], "role"),
         ([{"role": "user", "content": 5}], "text or a list"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}], "no JSON"),
     ],
 )
 def test_a_prompt_that_cannot_be_told_exactly_is_refused(tokenizer, messages, says):
@@ -86,7 +86,7 @@ def folder_with(tmp_path, template, config=None):
     [
         ("{{ bos_token }}{% for m in messages %}\n  {% if true %}\n[{{ m.content }}]\n  {% endif %}\n{% endfor %}", "<s>[a]\n[b\nc]\n"),
         ("{% for m in messages %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endfor %}", "<a><b><c>"),
-        ("{% set c = messages[0].content %}{% for p in c %}<{{ p.text }}>{% endfor %}", "<a>"),
+        ("{% for m in messages %}{% set content = m.content %}{% for p in content %}<{{ p.text }}>{% endfor %}{% endfor %}", "<a><b><c>"),
         ("{{ {'b': '<é>', 'a': 1} | tojson }}", '{"b": "<é>", "a": 1}'),
         ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
         ("{% for m in messages %}{% break %}{% endfor %}{% generation %}x{% endgeneration %}", "x"),
@@ -112,3 +112,38 @@ def test_a_template_that_raises_or_reaches_out_of_its_sandbox_is_a_refused_promp
 def test_a_broken_template_names_its_line(tmp_path):
     with pytest.raises(SettingsError, match="line 2"):
         LocalTokenizer.from_dir(folder_with(tmp_path, "a\n{% for %}"))
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"config.json": '{"model_type": "gpt_oss"}'}, "gpt_oss"),
+        ({"config.json": '{"model_type": "llama"}'}, None),
+        ({"tekken.json": "{}"}, "Mistral"),
+        ({}, None),
+    ],
+)
+def test_models_whose_chats_the_engine_writes_itself_have_no_exact_chats(tmp_path, files, says):
+    folder = folder_with(tmp_path, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    tokenizer = LocalTokenizer.from_dir(folder)
+    assert len(tokenizer.text("read the file"))
+    if says is None:
+        assert tokenizer.render([{"role": "user", "content": "a"}]) == "a"
+    else:
+        with pytest.raises(UnsupportedPrompt, match=says):
+            tokenizer.render([{"role": "user", "content": "a"}])
+
+
+def test_a_tokenizers_own_first_and_last_tokens_stand_around_kept_pieces():
+    plain = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    plain.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=[(t, plain.token_to_id(t)) for t in ("<|im_start|>", "<|im_end|>")]
+    )
+    tokenizer = LocalTokenizer(plain, {}, {})
+    assert (tokenizer.added_are_fixed, tokenizer.added_before) == (True, 1)
+    for text in ("", "read the file", "a<|im_end|>b " * 900):
+        assert tokenizer.ids(text, True).tolist() == plain.encode(text, add_special_tokens=True).ids
+        assert tokenizer.ids_if_quick(text, True, 100_000).tolist() == plain.encode(text, add_special_tokens=True).ids
+        assert tokenizer.ids(text, False).tolist() == plain.encode(text, add_special_tokens=False).ids

@@ -1,0 +1,51 @@
+"""Which paths are requests to be routed by prefix, and what is special about each.
+
+    path                        its body's prompt                     answers
+    POST /v1/chat/completions   messages, tools, template settings    generated
+    POST /v1/completions        text(s) or token ids                  generated
+    POST /v1/responses          input items, instructions, tools      generated; the worker keeps it (stored_responses.py)
+    POST /v1/messages           Anthropic's messages, system, tools   generated
+    POST /v1/embeddings         text(s), token ids or messages        not generated: no decoding is booked
+
+Each of these is recorded as a request. All other paths pass through by load and are not recorded: /tokenize, /detokenize, count_tokens,
+scores, audio. What belongs to one stored response (/v1/responses/ID and below) goes to the worker that made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from router.prompts import anthropic_bodies, openai_bodies, responses_bodies
+from router.prompts.asked import Asked, Body
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """reads: body -> what is asked, raises UnsupportedPrompt. generates: tokens are decoded after the prompt.
+    keeps: the worker that answers keeps the response, by its id. usage_option: streams tell usage only when `stream_options` asks."""
+
+    path: str
+    reads: Callable[[Body], Asked]
+    generates: bool = True
+    keeps: bool = False
+    usage_option: bool = False
+
+
+ENDPOINTS: dict[str, Endpoint] = {
+    e.path: e
+    for e in (
+        Endpoint("/v1/chat/completions", openai_bodies.chat, usage_option=True),
+        Endpoint("/v1/completions", openai_bodies.completion, usage_option=True),
+        Endpoint("/v1/responses", responses_bodies.responses, keeps=True),
+        Endpoint("/v1/messages", anthropic_bodies.messages),
+        Endpoint("/v1/embeddings", openai_bodies.embedding, generates=False),
+    )
+}
+
+_STORED = "/v1/responses/"
+
+
+def stored_response(path: str) -> str | None:
+    """The id of the stored response that a path is about."""
+    return path[len(_STORED) :].partition("/")[0] or None if path.startswith(_STORED) else None
