@@ -93,7 +93,7 @@ class Admin:
 
     def _workers(self) -> dict[str, Any]:
         of = self._membership
-        found = {p.name: [self._worker(p, w) for w in of.workers(p.name)] for p in self._pools}
+        found = {p.name: [self._worker(p, w) for w in sorted(of.workers(p.name), key=lambda w: w.name)] for p in self._pools}
         return {"pools": {pool: {"workers": workers, "removed": of.removed(pool)} for pool, workers in found.items()}}
 
     def _worker(self, pool: PoolState, worker: Worker) -> dict[str, Any]:

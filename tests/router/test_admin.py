@@ -1,4 +1,4 @@
-"""The admin endpoints: the policy is told and changed, and wrong bodies say what would be right."""
+"""The admin endpoints: policy and workers are told and changed, and wrong bodies say what would be right."""
 
 import random
 
@@ -8,17 +8,19 @@ import pytest
 from router.admin import Admin
 from router.policy.cost import Coefficients
 from router.pools import Pools, TrustRules
+from router.workers.membership import Membership
 from schemas.block_hash import HashKey
 from schemas.changes import Change
 from schemas.fleet import Fleet
 
+FLEET = Fleet.model_validate(
+    {"pools": [{"name": "a"}, {"name": "b"}], "workers": [{"pool": p, "url": f"http://127.0.0.1:{n}"} for p, n in (("a", 1), ("b", 2))]}
+)
+
 
 @pytest.fixture
 def pools():
-    fleet = Fleet.model_validate(
-        {"pools": [{"name": "a"}, {"name": "b"}], "workers": [{"pool": p, "url": f"http://127.0.0.1:{n}"} for p, n in (("a", 1), ("b", 2))]}
-    )
-    return Pools(fleet, {}, "cost", Coefficients(), HashKey(1, 2), TrustRules(10, 60), random.Random(0))
+    return Pools(FLEET, {}, "cost", Coefficients(), HashKey(1, 2), TrustRules(10, 60), random.Random(0))
 
 
 class Written:
@@ -40,7 +42,10 @@ async def call(pools, method, path, body=b"", written=None, headers=()):
     async def send(message):
         sent.append(message)
 
-    await Admin(pools, written or Written(), "r1")({"type": "http", "method": method, "path": path, "headers": headers}, receive, send)
+    written = written or Written()
+    if not hasattr(pools, "membership"):
+        pools.membership = Membership(FLEET, pools, written, "r1", 10.0)
+    await Admin(pools, written, "r1", pools.membership)({"type": "http", "method": method, "path": path, "headers": headers}, receive, send)
     return sent[0]["status"], orjson.loads(sent[1]["body"])
 
 
@@ -78,8 +83,19 @@ async def test_a_web_page_cannot_change_the_policy(pools):
         ("POST", "/policy", b'{"policy": "cost", "pool": {}}', 400, "there are a, b"),
         ("POST", "/policy", b'{"policy": "cost", "pool": "c"}', 400, "there are a, b"),
         ("POST", "/policy", b" " * 70_000, 413, "over 65536 bytes"),
-        ("DELETE", "/policy", b"", 404, "GET /policy"),
-        ("GET", "/secrets", b"", 404, "GET /policy"),
+        ("DELETE", "/policy", b"", 404, "GET and POST /policy"),
+        ("GET", "/secrets", b"", 404, "GET and POST /policy and /workers"),
+        ("GET", "/workers/b/127.0.0.1:2", b"", 404, "DELETE /workers/POOL/NAME"),
+        ("POST", "/workers/b/127.0.0.1:2/restart", b"", 404, "drain, undrain or remove"),
+        ("PUT", "/workers", b"{}", 404, "DELETE /workers/POOL/NAME"),
+        ("POST", "/workers", b"{", 400, "unexpected end"),
+        ("POST", "/workers", b'{"pool": "a"}', 400, "setting `url`: Field required"),
+        ("POST", "/workers", b'{"pool": "a", "url": "gpu:1"}', 400, "`url`: must be an http:// or https://"),
+        ("POST", "/workers", b'{"pool": "a", "url": "http://gpu:1", "rank": 2}', 400, "`rank`: unknown"),
+        ("POST", "/workers", b'{"pool": "c", "url": "http://gpu:1"}', 400, "there is no pool 'c'; there are a, b"),
+        ("POST", "/workers", b'{"pool": "a", "url": "http://127.0.0.1:1"}', 400, "has 127.0.0.1:1 at http://127.0.0.1:1 already"),
+        ("POST", "/workers/a/x/drain", b"", 400, "the pool a has no worker 'x'; it has 127.0.0.1:1"),
+        ("DELETE", "/workers/c/x", b"", 400, "there is no pool 'c'"),
     ],
 )
 async def test_what_is_wrong_is_said_and_changes_nothing(pools, method, path, body, status, says):
@@ -87,3 +103,36 @@ async def test_what_is_wrong_is_said_and_changes_nothing(pools, method, path, bo
     assert got == status
     assert says in content["error"]["message"]
     assert {p.policy.name for p in pools} == {"cost"}
+    assert [p.present.tolist() for p in pools] == [[True], [True]]
+
+
+async def test_workers_are_told_added_drained_and_removed(pools):
+    written = Written()
+    pools.membership = Membership(FLEET, pools, written, "r1", 10.0)
+    status, content = await call(pools, "POST", "/workers", b'{"pool": "a", "name": "new", "url": "http://gpu:1", "ranks": 2}')
+    assert (status, [w["name"] for w in content["pools"]["a"]["workers"]]) == (200, ["127.0.0.1:1", "new"])
+    assert content["pools"]["a"]["workers"][1] == {
+        "name": "new", "url": "http://gpu:1", "engine": "vllm", "ranks": 2, "hardware": None, "source": "admin", "state": "up",
+        "draining": False, "in_flight": 0,
+    }  # fmt: skip
+    pools.by_name["a"].health.refused(1)
+    await call(pools, "POST", "/workers/a/new/drain")
+    told = (await call(pools, "GET", "/workers"))[1]["pools"]["a"]["workers"][1]
+    assert (told["state"], told["draining"]) == ("unreachable", True)
+    _, content = await call(pools, "POST", "/workers/a/127.0.0.1:1/remove")
+    assert ([w["name"] for w in content["pools"]["a"]["workers"]], content["pools"]["a"]["removed"]) == (["new"], ["127.0.0.1:1"])
+    _, content = await call(pools, "POST", "/workers/a/127.0.0.1:1/undrain")
+    assert content["pools"]["a"]["removed"] == []
+    await call(pools, "DELETE", "/workers/a/new")
+    assert [t.worker for t in pools.by_name["a"].here()] == ["127.0.0.1:1"]
+    assert [(kind, c.pool, c.worker) for kind, c in written.changes] == [
+        ("scale", "a", name) for name in ("new", "new", "127.0.0.1:1", "127.0.0.1:1", "new")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/workers"), ("POST", "/workers/a/127.0.0.1:1/drain"), ("DELETE", "/workers/a/127.0.0.1:1")]
+)
+async def test_a_web_page_cannot_change_the_workers(pools, method, path):
+    status, _ = await call(pools, method, path, b"{}", headers=[(b"origin", b"null")])
+    assert (status, pools.by_name["a"].draining.any(), pools.by_name["a"].present.all()) == (403, False, True)

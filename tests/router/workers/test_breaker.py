@@ -192,7 +192,7 @@ class Twin:
         return not refused
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_whatever_happens_the_rules_hold(seed):
     rng, now_s, twin = random.Random(seed), 0.0, Twin()
     b = Breaker(RULES, random.Random(seed))
@@ -201,7 +201,7 @@ def test_whatever_happens_the_rules_hold(seed):
         (Circuit.HALF_OPEN, Circuit.CLOSED), (Circuit.OPEN, Circuit.CLOSED),
     }  # fmt: skip
     trouble_s = 0.0
-    for _ in range(3000):
+    for _ in range(1000):
         now_s += rng.random() * rng.choice((0.01, 0.3, 3))
         before = b.circuit
         what = rng.choice(("sent", "answered", "answered", "refused", "broke", "failed", "health_answered", "health_failed", "allows"))
