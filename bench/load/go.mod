@@ -1,0 +1,3 @@
+module warmwatch/bench/load
+
+go 1.22
