@@ -24,6 +24,7 @@ from yarl import URL
 from router.access.gate import visit_of
 from router.access.refusal import Refused
 from router.access.upstream_key import UpstreamCredentials
+from router.booking import Booking, Replicas
 from router.exchange import Exchange
 from router.http.asgi import (
     BodyTooLarge,
@@ -52,7 +53,6 @@ from router.records.request_ids import MOST_CHARACTERS, RecordedIds, new_id
 from router.settings import RouterSettings
 from router.workers.admission import QueueFull
 from router.workers.health import retry_after_s
-from router.workers.load import Flight
 from schemas.requests import Attempt
 
 log = logging.getLogger(__name__)
@@ -101,12 +101,14 @@ class Proxy:
         recorder: Recorder,
         metrics: RouterMetrics,
         credentials: UpstreamCredentials = UpstreamCredentials(),  # noqa: B008 - a frozen value
+        replicas: Replicas | None = None,
     ) -> None:
         self._settings, self._pools, self._prompts = settings, pools, prompts
         self._session, self._recorder, self._metrics = session, recorder, metrics
         self._ids = RecordedIds()
         self._retry_statuses = settings.worker_rules().retry_statuses
         self._credentials = credentials
+        self._replicas = replicas
 
     async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v1/chat/completions and /v1/completions."""
@@ -264,21 +266,20 @@ class Proxy:
 
     async def _try(self, exchange: Exchange, decided: Decided, prompt: Prompt, send: Send, recorded: bool) -> None:
         """One dispatch to one worker. Raises UpstreamTrouble when there is no answer, or when it breaks off."""
-        pool, target = decided.pool, decided.target
+        target = decided.target
         now_s = time.monotonic()
         if recorded:
             exchange.decision = decision_fields(exchange, decided, prompt, self._settings.router_name)
             self._metrics.decided(decided)
             exchange.predicted_tokens = None if prompt.chain is None else decided.predicted_cached_tokens()
-        tickets = self._pools.expect(decided, prompt, self._settings.expect_ttl_s, now_s)
-        flight = pool.load.admit(target.number, decided.prefill_s, exchange.stream is True, now_s)
+        booking = Booking(self._pools, self._replicas, decided, prompt, exchange.stream is True, self._settings.expect_ttl_s, now_s)
         exchange.worker, exchange.rank, exchange.dispatched_s = target.worker, target.rank, now_s
         keeps_blocks = False
         try:
             response = await self._open(exchange, decided)
             try:
                 keeps_blocks = response.status == 200
-                await self._relay(exchange, decided, prompt, response, flight, send, recorded)
+                await self._relay(exchange, decided, prompt, response, booking, send, recorded)
             except BaseException:
                 keeps_blocks = False
                 response.close()
@@ -286,10 +287,7 @@ class Proxy:
             finally:
                 response.release()
         finally:
-            pool.load.release(flight, time.monotonic())
-            if not keeps_blocks:
-                for ticket in tickets:
-                    self._pools.index.drop(ticket)
+            booking.end(keeps_blocks, time.monotonic())
 
     async def _open(self, exchange: Exchange, decided: Decided) -> aiohttp.ClientResponse:
         """Sends the request and waits for the head of the answer."""
@@ -328,7 +326,7 @@ class Proxy:
         decided: Decided,
         prompt: Prompt,
         response: aiohttp.ClientResponse,
-        flight: Flight,
+        booking: Booking,
         send: Send,
         recorded: bool,
     ) -> None:
@@ -346,7 +344,7 @@ class Proxy:
                 if exchange.ttft_s is None and streams and not chunk.startswith(b":"):  # a comment is no content
                     now_s = time.monotonic()
                     exchange.ttft_s = now_s - (exchange.dispatched_s or now_s)
-                    decided.pool.load.first_token(flight, now_s)
+                    booking.first_token(now_s)
                     self._metrics.first_token(decided.pool.name, decided.target.worker, exchange.ttft_s)
                 if not exchange.response_bytes and response.status < 400:  # else `failed` has heard of it
                     health.answered(target)
