@@ -39,7 +39,8 @@ def _headers(request: web.Request) -> dict[str, str]:
 @dataclass
 class FakeEngine:
     """gate: when set to an Event, the answer waits there before its first byte, or with head_first before a stream's first chunk;
-    between: awaited before each further chunk. healthy: what /health says."""
+    between: awaited before each further chunk. healthy: what /health says; health_gate: what it waits for. headers: of answers that are not
+    200."""
 
     name: str
     url: str = ""
@@ -49,6 +50,9 @@ class FakeEngine:
     gate: asyncio.Event | None = None
     head_first: bool = False
     healthy: bool = True
+    health_gate: asyncio.Event | None = None
+    asked_health: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
     between: Callable[[int], Any] | None = None
     break_after: int | None = None
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -61,7 +65,7 @@ class FakeEngine:
             if self.gate is not None and not self.head_first:
                 await self.gate.wait()
             if self.status != 200:
-                return web.json_response({"error": {"message": "no", "code": self.status}}, status=self.status)
+                return web.json_response({"error": {"message": "no", "code": self.status}}, status=self.status, headers=self.headers)
             if not json.loads(body).get("stream"):
                 return web.json_response({"choices": [{"text": "x"}], "usage": USAGE}, headers={"X-Request-Id": "engine"})
             response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8", "x-engine": self.name})
@@ -102,6 +106,9 @@ class FakeEngine:
             return web.json_response({"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 4096}]})
 
         async def health(_: web.Request) -> web.Response:
+            self.asked_health += 1
+            if self.health_gate is not None:
+                await self.health_gate.wait()
             return web.Response(status=200 if self.healthy else 503)
 
         app = web.Application(client_max_size=64 << 20)
