@@ -38,12 +38,13 @@ from router.admin import Admin
 from router.ending import Ending
 from router.http.asgi import Receive, Scope, Send, header, respond, respond_json
 from router.index.feed import LOOK_S, Feed, FeedSink
-from router.metrics import AccessCollector, RouterMetrics, StateCollector, WorkersCollector
+from router.metrics import AccessCollector, ReplicasCollector, RouterMetrics, StateCollector, WorkersCollector
 from router.pools import Pools, PoolState, TrustRules
 from router.prompts.reader import PromptReader
 from router.prompts.tokens import LocalTokenizer
 from router.proxy import Proxy, client_session
 from router.records.recorder import Recorder
+from router.replicas.link import link_of
 from router.settings import RouterSettings
 from router.warm_up import warm_up
 from router.workers.membership import Membership
@@ -185,6 +186,9 @@ class Router:
         self.metrics.registry.register(StateCollector(self.pools, self.feed, sink, self.recorder, clock))
         self.metrics.registry.register(WorkersCollector(self.pools, self.membership, self.watch, clock))
         self.metrics.registry.register(AccessCollector(self.gate))
+        self.replicas = link_of(settings, self.pools, clock)
+        if self.replicas is not None:
+            self.metrics.registry.register(ReplicasCollector(self.replicas))
         self._started_s = clock()
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
@@ -208,12 +212,16 @@ class Router:
         self._prompts = PromptReader(
             self._session, self.settings.tokenize_timeout_s, self.settings.max_prompt_chars, self.settings.max_waiting_prompts
         )
-        self._proxy = Proxy(self.settings, self.pools, self._prompts, self._session, self.recorder, self.metrics, self._credentials)
+        self._proxy = Proxy(
+            self.settings, self.pools, self._prompts, self._session, self.recorder, self.metrics, self._credentials, self.replicas
+        )
         self.recorder.start()
         self.feed.start(asyncio.get_running_loop())
         self._tasks = [asyncio.create_task(job(pool)) for pool in self.pools for job in (self._look_after, self._learn_block_size)]
         self._tasks.append(asyncio.create_task(self.watch.run()))
         self._tasks.append(asyncio.create_task(self.gate.follow()))
+        if self.replicas is not None:
+            await self.replicas.start()
         if self.certificate is not None:
             self._tasks.append(asyncio.create_task(self.certificate.follow()))
 
@@ -223,6 +231,8 @@ class Router:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._reading is not None:
             await asyncio.gather(self._reading, return_exceptions=True)
+        if self.replicas is not None:
+            await self.replicas.stop()
         await asyncio.to_thread(self.feed.close)
         self._prompts.close()
         await self._session.close()
@@ -301,10 +311,12 @@ class Router:
                 *([_OTHER_KEY.format(", ".join(dict.fromkeys(strange)))] if strange else []),
                 *(f"{source}: {text}" for source, text in self.watch.trouble.items()),
                 *([f"records wait: {self.recorder.trouble}"] if self.recorder.trouble else []),
+                *([self.replicas.trouble] if self.replicas is not None and self.replicas.trouble else []),
                 *([f"API keys: {self.gate.trouble}"] if self.gate.trouble else []),
                 *([f"TLS: {self.certificate.trouble}"] if self.certificate is not None and self.certificate.trouble else []),
             ],
             "pools": pools,
+            **({} if self.replicas is None else {"replicas": sorted(self.replicas.heard.names)}),
         }
         return (200 if ready else 503), content
 

@@ -19,6 +19,7 @@ from router.index.prefix_index import EXACT
 from router.pools import Decided, Pools
 from router.prompts.prompt import Prompt
 from router.records.recorder import Recorder
+from router.replicas.link import Link
 from router.workers.breaker import STATES
 from router.workers.membership import Membership
 from router.workers.watch import Watch
@@ -257,3 +258,37 @@ class AccessCollector(Collector):
         yield GaugeMetricFamily(
             "warmwatch_router_keys_broken", "1: the keys file is not to be used, and older keys hold", value=float(gate.trouble is not None)
         )
+
+
+class ReplicasCollector(Collector):
+    """What this router and its replicas tell each other."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def collect(self) -> Iterable[Metric]:
+        link, heard, counts = self._link, self._link.heard, self._link.heard.counts
+        gauges = {
+            "connected": ("Addresses connected to, perhaps our own among them", len(link.connected)),
+            "heard": ("Replicas that speak", len(heard.names)),
+            "silent": ("Addresses from which nobody speaks", link.silent),
+            "flights": ("Requests of other replicas that count as load here", heard.flights),
+        }
+        counters = {
+            "messages_sent": ("Messages to the other replicas", link.sent),
+            "messages_heard": ("Messages of other replicas", counts.messages),
+            "bad_messages": ("What came on the port and is no message of a replica", link.bad_messages),
+            "gaps": ("Messages of other replicas that did not come", counts.gaps),
+            "given_up": ("Replicas that were silent for too long", counts.silent),
+            "healed": ("Requests of other replicas booked or ended by their full state alone", counts.healed),
+            "unknown_targets": ("Requests of other replicas to workers that are not here", counts.unknown_targets),
+            "unknown_flights": ("Words about requests of other replicas that were never announced", counts.unknown_flights),
+            "other_key": ("Requests of replicas whose blocks have another hash key", counts.other_key),
+            "refused": ("What other replicas told over a bound", counts.refused),
+            "dropped": ("Events that did not fit in a message", link.outbox.dropped),
+            "errors": ("Messages not sent, or not booked, by an error of the router's own", link.errors),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(f"warmwatch_router_replicas_{name}", text, value=float(value))
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(f"warmwatch_router_replicas_{name}", text, value=float(value))

@@ -19,17 +19,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
+import secrets
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import zmq
 import zmq.asyncio
 import zmq.utils.z85
 
+from router.pools import Pools
 from router.replicas.addresses import Lookup, resolved, system_lookup
 from router.replicas.heard import Heard
 from router.replicas.messages import MAX_BYTES, Message, Place, decode, encode
-from router.replicas.outbox import Outbox
+from router.replicas.outbox import Outbox, Sender
+from router.settings import RouterSettings
 from schemas.block_hash import U64
 from schemas.settings import SettingsError
 
@@ -97,6 +102,13 @@ class Link:
         """Addresses from which nobody speaks, as far as that can be told: one of them may be our own."""
         own = 1 if self.heard.counts.own else 0
         return max(0, len(self.connected) - own - len(self.heard.names))
+
+    @property
+    def trouble(self) -> str | None:
+        """What a person should know, though the router routes on."""
+        if not self.connected and self._peers:
+            return f"replicas: {', '.join(self._peers)} leads to no address"
+        return f"replicas: {self.silent} of {len(self.connected)} addresses are silent" if self.silent else None
 
     async def start(self) -> None:
         await self._connect()
@@ -220,3 +232,31 @@ class Link:
         self._sub.close()
         self._pub.close()
         self._context.term()
+
+
+def link_of(settings: RouterSettings, pools: Pools, clock: Callable[[], float]) -> Link | None:
+    """None: no replicas are configured. Raises SettingsError."""
+    if settings.replica_listen is None and not settings.replica_peers:
+        return None
+    run, key_id = secrets.token_hex(8), settings.key().key_id
+    return Link(
+        Outbox(Sender(settings.router_name, run, key_id)),
+        Heard(pools, run, key_id, SILENCE_S),
+        settings.replica_listen,
+        settings.replica_peers,
+        None if settings.replica_secret_file is None else _secret(settings.replica_secret_file),
+        clock,
+    )
+
+
+def _secret(path: Path) -> bytes:
+    """Never repeats what the file holds."""
+    try:
+        text = path.read_text().strip()
+    except OSError as e:
+        raise SettingsError(f"setting `replica_secret_file`: {path} cannot be read: {e.strerror}") from e
+    except UnicodeDecodeError:  # not chained: it holds the file's bytes
+        text = ""
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
+        raise SettingsError(f"setting `replica_secret_file`: {path} must hold 64 hexadecimal digits; make it with: openssl rand -hex 32")
+    return bytes.fromhex(text)
