@@ -32,5 +32,10 @@ class AnswerWords:
         """An answer of `tokens` token ids, told by the prompt and the seed alone."""
         return random.Random(zlib.crc32(prompt) ^ seed).choices(self.ids, k=tokens)
 
+    def vector(self, prompt: array[int], dimensions: int = 8) -> list[float]:
+        """An embedding, told by the prompt alone; numbers that a 32-bit float holds."""
+        rng = random.Random(zlib.crc32(prompt))
+        return [rng.randrange(-1024, 1024) / 1024 for _ in range(dimensions)]
+
     def text(self, ids: Sequence[int]) -> str:
         return "".join(self.text_of[i] for i in ids)

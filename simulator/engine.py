@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 import zmq
 
+from router.prompts.asked import Asked
 from router.prompts.tokens import LocalTokenizer, UnsupportedPrompt
 from schemas.block_hash import U32
 from simulator.answers import AnswerWords
@@ -189,23 +190,22 @@ class MockEngine:
     def is_down(self) -> bool:
         return time.monotonic() < self.down_until_s
 
-    async def prompt_ids(self, asked: Completion) -> array[int]:
-        """The prompt's token ids. Raises ApiError for what the tokenizer can't take."""
-        if isinstance(asked.prompt, list):
-            return array("I", asked.prompt)
-        if asked.messages is not None:
-            return await self.chat_ids(asked.messages, asked.tools)
-        return await self.text_ids(asked.prompt or "")
+    async def prompt_ids(self, asked: Asked) -> list[array[int]]:
+        """Token ids of each prompt. Raises ApiError for what the tokenizer can't take."""
+        if asked.chat is not None:
+            chat = asked.chat
+            key = orjson.dumps((asked.special, chat.messages, chat.tools, chat.values))
+            found = [await self._remember(key, lambda: self.tokenizer.ids(self.tokenizer.rendered(chat), asked.special))]
+        elif asked.texts:
+            found = [await self._text_ids(text, asked.special) for text in asked.texts]
+        else:
+            found = [array("I", ids.tolist()) for ids in asked.ids]
+        if asked.keep is not None:
+            found = [ids[-asked.keep :] if asked.keep > 0 else ids[: -asked.keep] for ids in found]
+        return found
 
-    async def text_ids(self, text: str, add_special_tokens: bool = True) -> array[int]:
-        key = (b"t" if add_special_tokens else b"p") + text.encode()
-        return await self._remember(key, lambda: self.tokenizer.text(text, add_special_tokens))
-
-    async def chat_ids(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, add_generation_prompt: bool = True
-    ) -> array[int]:
-        key = (b"c" if add_generation_prompt else b"h") + orjson.dumps((messages, tools))
-        return await self._remember(key, lambda: self.tokenizer.chat(messages, tools, add_generation_prompt))
+    async def _text_ids(self, text: str, special: bool) -> array[int]:
+        return await self._remember((b"t" if special else b"p") + text.encode(), lambda: self.tokenizer.text(text, special))
 
     async def _remember(self, key: bytes, encode: Callable[[], U32]) -> array[int]:
         found = self._remembered.get(key)
@@ -231,7 +231,7 @@ class MockEngine:
         self._next_rank = (self._next_rank + 1) % len(self.ranks)
         return rank
 
-    def submit(self, rank: EngineRank, request_id: str, ids: array[int], asked: Completion) -> Ticket:
+    def submit(self, rank: EngineRank, request_id: str, ids: array[int], asked: Completion, seed: int) -> Ticket:
         """Queues a request. Raises ApiError when it is too long."""
         longest = self.max_model_len
         answer_tokens = asked.max_tokens or max(1, min(self.settings.answer_tokens, longest - len(ids)))
@@ -245,8 +245,10 @@ class MockEngine:
                 "length of the input prompt or the number of requested output tokens.",
                 param="input_tokens",
             )
-        table = rank.cache.open(request_id, ids, salt=asked.salt, session_id=asked.session_id, full_report=asked.full_report)
-        request = SimRequest(table, self.answers.draw(ids, answer_tokens, asked.seed))
+        table = rank.cache.open(
+            request_id, ids, salt=asked.salt, lora_name=asked.lora, session_id=asked.session_id, full_report=asked.full_report
+        )
+        request = SimRequest(table, self.answers.draw(ids, answer_tokens, seed), reads_cache=asked.asked.reads_cache)
         return rank.submit(request, whole=not asked.stream)
 
     def reset_prefix_cache(self) -> bool:

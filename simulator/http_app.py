@@ -2,9 +2,12 @@
 
 | path | |
 |---|---|
-| POST /v1/chat/completions, /v1/completions | answers, streamed or whole |
+| POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages | answers, streamed or whole; tool calls if `tool_choice` asks |
+| POST /v1/embeddings | vectors told by the prompt |
+| GET /v1/responses/ID, POST /v1/responses/ID/cancel | a response made before; also `previous_response_id` |
 | GET /v1/models, /health, /metrics, /kv_event_sources | as vLLM |
-| POST /tokenize, /reset_prefix_cache | as vLLM (the reset needs VLLM_SERVER_DEV_MODE there) |
+| POST /tokenize, /detokenize, /v1/messages/count_tokens, /reset_prefix_cache | as vLLM (the reset needs VLLM_SERVER_DEV_MODE there) |
+| POST /_sim/fail `{"status", "requests"?, "retry_after_s"?}` | the next requests for answers get that status |
 | POST /_sim/restart `{"num_gpu_blocks"?, "down_s"?}` | a new process: empty cache, sequence 0, running requests break |
 | POST /_sim/drop_events `{"batches", "rank"?}` | the next batches are not sent live (replay has them) |
 | POST /_sim/capacity `{"blocks", "rank"?}` | the cache shrinks or grows without a restart |
@@ -17,17 +20,27 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+import zlib
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 
+from router.endpoints import stored_response
+from router.prompts import openai_bodies
+from router.prompts.conversation import UnsupportedPrompt
+from simulator import messages_api, responses_api
 from simulator.engine import EngineRank, MockEngine, Ticket
+from simulator.messages_api import MessagesStream, message
 from simulator.openai_api import (
     ApiError,
     Completion,
+    Kind,
+    Said,
     StreamWriter,
     check_model,
+    embeddings,
     models,
     parse_completion,
     parse_json,
@@ -35,6 +48,7 @@ from simulator.openai_api import (
     usage,
     whole_answer,
 )
+from simulator.responses_api import ResponsesStream, response
 from simulator.scheduler import SimRequest
 
 Scope = dict[str, Any]
@@ -43,6 +57,19 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 JSON = (b"content-type", b"application/json")
 MAX_BODY_BYTES = 32 * 1024 * 1024
+STORED_RESPONSES = 1_000
+GENERATING: dict[str, Kind] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/v1/embeddings": "embeddings",
+}
+_ID_PREFIXES: dict[Kind, str] = {"chat": "chatcmpl-", "text": "cmpl-", "responses": "resp_", "messages": "chatcmpl-", "embeddings": "embd-"}
+_ERROR_NAMES = {
+    400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError", 429: "RateLimitError", 500: "InternalServerError",
+    503: "ServiceUnavailableError",
+}  # fmt: skip
 
 
 class ClientGone(Exception):  # noqa: N818 - not an error
@@ -52,12 +79,18 @@ class ClientGone(Exception):  # noqa: N818 - not an error
 class HttpApp:
     def __init__(self, engine: MockEngine) -> None:
         self.engine = engine
+        self._failing = 0
+        self._failure: tuple[int, float | None] = 500, None
+        self._stored: OrderedDict[str, tuple[list[dict[str, Any]], bytes]] = OrderedDict()
         self._routes: dict[tuple[str, str], Callable[[Scope, bytes], Awaitable[tuple[bytes, bytes]] | tuple[bytes, bytes]]] = {
             ("GET", "/v1/models"): self._models,
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._metrics,
             ("GET", "/kv_event_sources"): self._kv_event_sources,
             ("POST", "/tokenize"): self._tokenize,
+            ("POST", "/detokenize"): self._detokenize,
+            ("POST", "/v1/messages/count_tokens"): self._count_tokens,
+            ("POST", "/_sim/fail"): self._sim_fail,
             ("POST", "/reset_prefix_cache"): self._reset,
             ("POST", "/_sim/restart"): self._sim_restart,
             ("POST", "/_sim/drop_events"): self._sim_drop_events,
@@ -72,16 +105,15 @@ class HttpApp:
         path = scope["path"]
         request_id = _header(scope, b"x-request-id") or uuid.uuid4().hex
         headers = [JSON, (b"x-request-id", request_id.encode("latin-1"))]
+        kind = GENERATING.get(path) if scope["method"] == "POST" else None
         try:
             body = await _body(receive) if scope["method"] == "POST" else b""
-            if self.engine.is_down and not path.startswith("/_sim/"):
-                raise ApiError(503, "the mock engine is down on request (/_sim/restart)", "ServiceUnavailableError")
-            if scope["method"] == "POST" and path == "/v1/chat/completions":
-                await self._generate("chat", scope, body, headers, receive, send)
-            elif scope["method"] == "POST" and path == "/v1/completions":
-                await self._generate("text", scope, body, headers, receive, send)
+            if not path.startswith("/_sim/"):
+                self._fail_on_request(kind)
+            if kind is not None:
+                await self._generate(kind, scope, body, headers, receive, send)
             else:
-                handler = self._routes.get((scope["method"], path))
+                handler = self._routes.get((scope["method"], path)) or self._stored_route(scope)
                 if handler is None:
                     await _answer(send, 404, b'{"detail":"Not Found"}', headers)
                     return
@@ -89,15 +121,26 @@ class HttpApp:
                 content, content_type = await result if isinstance(result, Awaitable) else result
                 await _answer(send, 200, content, [(b"content-type", content_type), headers[1]])
         except ApiError as e:
-            await _answer(send, e.status, e.body, headers)
+            if e.retry_after_s is not None:
+                headers.append((b"retry-after", f"{e.retry_after_s:g}".encode()))
+            await _answer(send, e.status, e.anthropic_body if path.startswith("/v1/messages") else e.body, headers)
         except ClientGone:
             return
+
+    def _fail_on_request(self, kind: Kind | None) -> None:
+        """What /_sim/restart and /_sim/fail asked for."""
+        if self.engine.is_down:
+            raise ApiError(503, "the mock engine is down on request (/_sim/restart)", "ServiceUnavailableError")
+        if kind is not None and self._failing:
+            self._failing -= 1
+            status, retry_after_s = self._failure
+            raise ApiError(status, "the mock engine fails on request (/_sim/fail)", _ERROR_NAMES.get(status, "Error"), None, retry_after_s)
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
     async def _generate(
         self,
-        kind: Literal["chat", "text"],
+        kind: Kind,
         scope: Scope,
         body: bytes,
         headers: list[tuple[bytes, bytes]],
@@ -105,45 +148,70 @@ class HttpApp:
         send: Send,
     ) -> None:
         engine = self.engine
-        asked = parse_completion(kind, body, engine.settings.model, _header(scope, b"x-session-id"))
+        adapters = engine.settings.lora
+        asked = parse_completion(kind, self._continued(kind, body), engine.settings.model, adapters, _header(scope, b"x-session-id"))
         rank = engine.pick_rank(_header(scope, b"x-data-parallel-rank"))
-        ids = await engine.prompt_ids(asked)
+        prompts = await engine.prompt_ids(asked.asked)
         given = _header(scope, b"x-request-id")
-        id_ = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{given or uuid.uuid4().hex[:16]}"
-        ticket = engine.submit(rank, id_, ids, asked)
+        id_ = f"{_ID_PREFIXES[kind]}{given if given and kind != 'responses' else uuid.uuid4().hex[:16]}"
+        tickets: list[Ticket] = []
         gone = asyncio.ensure_future(receive())  # next comes nothing but the client's leaving, or our own end
-        gone.add_done_callback(lambda _: rank.abort(ticket))
+        gone.add_done_callback(lambda _: _abort(rank, tickets))
         try:
+            for ids in prompts:
+                for n in range(asked.n):
+                    name = id_ if len(prompts) * asked.n == 1 else f"{id_}-{len(tickets)}"
+                    tickets.append(engine.submit(rank, name, ids[:], asked, asked.seed + n))
             if asked.stream:
-                await self._stream(ticket, asked, id_, headers, send)
+                await self._stream(tickets, asked, id_, headers, send)
             else:
-                await self._whole(ticket, asked, id_, headers, send)
+                await self._whole(tickets, asked, id_, headers, send)
         finally:
             gone.cancel()
-            rank.abort(ticket)
+            _abort(rank, tickets)
 
-    async def _whole(self, ticket: Ticket, asked: Completion, id_: str, headers: list[tuple[bytes, bytes]], send: Send) -> None:
-        engine, request = self.engine, ticket.request
-        await ticket.progress(0)
-        if ticket.engine_died:
-            raise ApiError(500, "EngineCore encountered an issue. See stack trace for the root cause.", "InternalServerError")
-        if request.aborted:
-            raise ClientGone
-        content = whole_answer(
-            asked.kind,
-            id_,
-            int(time.time()),
-            engine.settings.model,
-            engine.answers.text(request.answer),
-            request.finish_reason,
-            self._usage(request, asked, whole=True),
-            self._request_metrics(request),
-        )
+    def _continued(self, kind: Kind, body: bytes) -> bytes:
+        """A body of /v1/responses with the stored response that it continues written out."""
+        q = parse_json(body)
+        previous = q.get("previous_response_id") if kind == "responses" else None
+        if previous is None:
+            return body
+        before, made = self._stored_of(previous)
+        new = q.get("input")
+        items = [{"role": "user", "content": new}] if isinstance(new, str) else list(new or ())
+        said = [i for i in orjson.loads(made)["output"] if i["type"] == "message"]
+        return orjson.dumps({**q, "previous_response_id": None, "input": [*before, *said, *items]})
+
+    async def _whole(self, tickets: list[Ticket], asked: Completion, id_: str, headers: list[tuple[bytes, bytes]], send: Send) -> None:
+        engine = self.engine
+        for ticket in tickets:
+            await ticket.progress(0)
+            if ticket.engine_died:
+                raise ApiError(500, "EngineCore encountered an issue. See stack trace for the root cause.", "InternalServerError")
+            if ticket.request.aborted:
+                raise ClientGone
+        created, model, kind = int(time.time()), asked.lora or engine.settings.model, asked.kind
+        answers = [self._said(t, asked, i, id_) for i, t in enumerate(tickets)]
+        if kind == "embeddings":
+            vectors = [engine.answers.vector(t.request.table.tokens[: t.request.table.prompt_tokens]) for t in tickets]
+            as_base64 = asked.body.get("encoding_format") == "base64"
+            content = embeddings(id_, created, model, vectors, as_base64, self._usage(tickets, asked, whole=True))
+        elif kind == "responses":
+            content = orjson.dumps(
+                response(id_, created, model, asked.body, answers[0], asked.tool, self._usage(tickets, asked, whole=True))
+            )
+            self._store(asked, id_, content)
+        elif kind == "messages":
+            content = message(id_, model, answers[0], asked.tool, self._usage(tickets, asked, whole=True))
+        else:
+            usage_, metrics = self._usage(tickets, asked, whole=True), self._request_metrics(tickets[0].request)
+            content = whole_answer(kind, id_, created, model, answers, asked.tool, usage_, metrics)
         await _answer(send, 200, content, headers)
 
-    async def _stream(self, ticket: Ticket, asked: Completion, id_: str, headers: list[tuple[bytes, bytes]], send: Send) -> None:
-        engine, request, json_of = self.engine, ticket.request, self.engine.answers.json_of
-        writer = StreamWriter(asked.kind, id_, int(time.time()), engine.settings.model, asked.include_usage)
+    async def _stream(self, tickets: list[Ticket], asked: Completion, id_: str, headers: list[tuple[bytes, bytes]], send: Send) -> None:
+        """One answer after the other; the clients tell them apart by their index."""
+        engine, json_of = self.engine, self.engine.answers.json_of
+        created, model, kind = int(time.time()), asked.lora or engine.settings.model, asked.kind
         await send(
             {
                 "type": "http.response.start",
@@ -151,24 +219,60 @@ class HttpApp:
                 "headers": [(b"content-type", b"text/event-stream; charset=utf-8"), headers[1]],
             }
         )
-        sent, last = 0, len(request.answer) - 1
-        while sent <= last:
-            await ticket.progress(sent)
-            if request.aborted:
-                return  # with the body unfinished the server closes the connection, as a dying engine's would be
-            chunks = [writer.opening()] if sent == 0 else []
-            for n in range(sent, request.produced):
-                word = json_of[request.answer[n]]
-                chunks.append(writer.last_token(word, request.finish_reason) if n == last else writer.token(word))
-            sent = request.produced
-            if sent > last:
-                chunks.append(writer.closing(self._usage(request, asked, whole=False), self._request_metrics(request)))
-            await send({"type": "http.response.body", "body": b"".join(chunks), "more_body": sent <= last})
+        for i, ticket in enumerate(tickets):
+            request, call_id = ticket.request, self._call_id(asked, i, id_)
+            writer: StreamWriter | ResponsesStream | MessagesStream
+            if kind == "responses":
+                writer = ResponsesStream(id_, created, model, asked.body, asked.tool, call_id)
+            elif kind == "messages":
+                writer = MessagesStream(id_, model, request.table.prompt_tokens, asked.tool, call_id)
+            else:
+                assert kind != "embeddings"
+                writer = StreamWriter(kind, id_, created, model, asked.include_usage, i, asked.tool, call_id)
+            sent, last = 0, len(request.answer) - 1
+            while sent <= last:
+                await ticket.progress(sent)
+                if request.aborted:
+                    return  # with the body unfinished the server closes the connection, as a dying engine's would be
+                chunks = [writer.opening()] if sent == 0 else []
+                for n in range(sent, request.produced):
+                    word = json_of[request.answer[n]]
+                    chunks.append(writer.last_token(word, self._finish(request, asked)) if n == last else writer.token(word))
+                sent = request.produced
+                more = sent <= last or i < len(tickets) - 1
+                if not more:
+                    chunks.append(writer.closing(self._usage(tickets, asked, whole=False), self._request_metrics(request)))
+                await send({"type": "http.response.body", "body": b"".join(chunks), "more_body": more})
+        if kind == "responses":
+            usage_ = self._usage(tickets, asked, whole=True)
+            said = self._said(tickets[0], asked, 0, id_)
+            self._store(asked, id_, orjson.dumps(response(id_, created, model, asked.body, said, asked.tool, usage_)))
 
-    def _usage(self, request: SimRequest, asked: Completion, whole: bool) -> dict[str, Any]:
-        cached = request.hit_tokens if self.engine.settings.prompt_tokens_details else None
-        created = request.created_tokens if asked.kind == "chat" else None
-        return usage(request.table.prompt_tokens, request.produced, cached, created, whole)
+    def _said(self, ticket: Ticket, asked: Completion, index: int, id_: str) -> Said:
+        request = ticket.request
+        return Said(self.engine.answers.text(request.answer), self._finish(request, asked), self._call_id(asked, index, id_))
+
+    @staticmethod
+    def _call_id(asked: Completion, index: int, id_: str) -> str | None:
+        return None if asked.tool is None else f"chatcmpl-tool-{zlib.crc32(f'{id_} {index}'.encode()):08x}"
+
+    @staticmethod
+    def _finish(request: SimRequest, asked: Completion) -> str:
+        """The mock model's calls are always whole."""
+        return request.finish_reason if asked.tool is None else "tool_calls"
+
+    def _usage(self, tickets: list[Ticket], asked: Completion, whole: bool) -> dict[str, Any]:
+        """Of several answers to a prompt the prompt counts once."""
+        first = [t.request for t in tickets[:: asked.n]]
+        prompt_tokens = sum(r.table.prompt_tokens for r in first)
+        produced = 0 if asked.kind == "embeddings" else sum(t.request.produced for t in tickets)
+        cached = sum(r.hit_tokens or 0 for r in first) if self.engine.settings.prompt_tokens_details else None
+        created = sum(r.created_tokens for r in first) if asked.kind not in ("text", "embeddings") else None
+        if asked.kind == "responses":
+            return responses_api.usage(prompt_tokens, produced, cached, created)
+        if asked.kind == "messages":
+            return messages_api.usage(prompt_tokens, produced, cached, created if cached is not None else None)
+        return usage(prompt_tokens, produced, cached, created, whole)
 
     def _request_metrics(self, request: SimRequest) -> dict[str, float] | None:
         first, last, scheduled = request.first_token_s, request.last_token_s, request.scheduled_s
@@ -176,10 +280,32 @@ class HttpApp:
             return None
         return request_metrics(scheduled - request.arrived_s, first - request.arrived_s, last - first, request.produced)
 
+    # -- stored responses ---------------------------------------------------------------------------------------------
+
+    def _store(self, asked: Completion, id_: str, content: bytes) -> None:
+        if asked.body.get("store") is not False:
+            given = asked.body.get("input")
+            self._stored[id_] = ([{"role": "user", "content": given}] if isinstance(given, str) else list(given or ())), content
+            if len(self._stored) > STORED_RESPONSES:
+                self._stored.popitem(last=False)
+
+    def _stored_of(self, id_: str) -> tuple[list[dict[str, Any]], bytes]:
+        found = self._stored.get(id_)
+        if found is None:
+            raise ApiError(404, f"Response with id '{id_}' not found.", "invalid_request_error", "response_id")
+        return found
+
+    def _stored_route(self, scope: Scope) -> Callable[[Scope, bytes], tuple[bytes, bytes]] | None:
+        id_ = stored_response(scope["path"])
+        if id_ is None or (scope["method"] == "GET") != scope["path"].endswith(id_):
+            return None
+        return lambda _scope, _body: (self._stored_of(id_)[1], JSON[1])
+
     # -- the rest -----------------------------------------------------------------------------------------------------
 
     def _models(self, scope: Scope, body: bytes) -> tuple[bytes, bytes]:
-        return models(self.engine.settings.model, self.engine.created, self.engine.max_model_len), JSON[1]
+        settings = self.engine.settings
+        return models(settings.model, settings.lora, self.engine.created, self.engine.max_model_len), JSON[1]
 
     def _health(self, scope: Scope, body: bytes) -> tuple[bytes, bytes]:
         return b"", JSON[1]
@@ -192,16 +318,29 @@ class HttpApp:
 
     async def _tokenize(self, scope: Scope, body: bytes) -> tuple[bytes, bytes]:
         q = parse_json(body)
-        check_model(q, self.engine.settings.model)
-        if isinstance(q.get("messages"), list):
-            ids = await self.engine.chat_ids(q["messages"], q.get("tools"), q.get("add_generation_prompt", True) is not False)
-        elif isinstance(q.get("prompt"), str):
-            ids = await self.engine.text_ids(q["prompt"], q.get("add_special_tokens", True) is not False)
-        else:
+        check_model(q, self.engine.settings.model, self.engine.settings.lora)
+        if not isinstance(q.get("messages"), list) and not isinstance(q.get("prompt"), str):
             raise ApiError(400, "either `messages` or `prompt` is needed")
+        try:
+            asked = openai_bodies.chat(q) if "messages" in q else openai_bodies.completion(q)
+        except UnsupportedPrompt as e:
+            raise ApiError(400, str(e)) from e
+        (ids,) = await self.engine.prompt_ids(asked)
         strings = [self.engine.tokenizer.decode([i]) for i in ids] if q.get("return_token_strs") else None
         content = {"count": len(ids), "max_model_len": self.engine.max_model_len, "tokens": ids.tolist(), "token_strs": strings}
         return orjson.dumps(content), JSON[1]
+
+    def _detokenize(self, scope: Scope, body: bytes) -> tuple[bytes, bytes]:
+        q = parse_json(body)
+        if not isinstance(q.get("tokens"), list):
+            raise ApiError(400, "tokens must be a list", param="tokens")
+        return orjson.dumps({"prompt": self.engine.tokenizer.decode(q["tokens"])}), JSON[1]
+
+    async def _count_tokens(self, scope: Scope, body: bytes) -> tuple[bytes, bytes]:
+        q = {**parse_json(body), "max_tokens": 1}
+        asked = parse_completion("messages", orjson.dumps(q), self.engine.settings.model, self.engine.settings.lora, None)
+        (ids,) = await self.engine.prompt_ids(asked.asked)
+        return orjson.dumps({"input_tokens": len(ids), "context_management": {"original_input_tokens": len(ids)}}), JSON[1]
 
     def _reset(self, scope: Scope, body: bytes) -> tuple[bytes, bytes]:
         return orjson.dumps({"success": self.engine.reset_prefix_cache()}), JSON[1]
@@ -235,11 +374,25 @@ class HttpApp:
             rank.slow_factor = _number(q, "factor", 1.0)
         return self._sim_state(scope, body)
 
+    def _sim_fail(self, scope: Scope, body: bytes) -> tuple[bytes, bytes]:
+        q = _options(body)
+        status, retry_after_s = int(_number(q, "status", 500)), q.get("retry_after_s")
+        if not 400 <= status < 600:
+            raise ApiError(400, "status must be from 400 to 599")
+        self._failing = int(_number(q, "requests", 1))
+        self._failure = status, None if retry_after_s is None else _number(q, "retry_after_s", 0.0)
+        return self._sim_state(scope, body)
+
     def _sim_state(self, scope: Scope, body: bytes) -> tuple[bytes, bytes]:
         return self.engine.state(), JSON[1]
 
     def _ranks(self, q: dict[str, Any]) -> list[EngineRank]:
         return self.engine.ranks if q.get("rank") is None else [self.engine.pick_rank(str(q["rank"]))]
+
+
+def _abort(rank: EngineRank, tickets: list[Ticket]) -> None:
+    for ticket in tickets:
+        rank.abort(ticket)
 
 
 def _options(body: bytes) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class SimRequest:
     table: BlockTable
     answer: Sequence[int]  # the token ids it will generate, at least one
     finish_reason: str = "length"
+    reads_cache: bool = True  # not where log probabilities of the prompt are wanted
     arrived_s: float = 0.0
     computed: int = 0
     produced: int = 0
@@ -116,7 +117,7 @@ class Scheduler:
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             request = self.waiting[0]
             length = len(request.table.tokens)
-            hit = cache.lookup(request.table)
+            hit = cache.lookup(request.table) if request.reads_cache else []
             hit_tokens = len(hit) * cache.block_size
             new_tokens = min(length - hit_tokens, budget)
             if not cache.admit(request.table, hit, new_tokens, reserve_tokens=length):

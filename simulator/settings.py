@@ -23,6 +23,7 @@ class MockEngineSettings(Settings):
     port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0 finds a free one (printed when ready)")
     model: str = Field("tiny", min_length=1, description="the served model's name")
     tokenizer: Path = Field(TINY_TOKENIZER, description="folder with tokenizer.json and a chat template")
+    lora: list[str] = Field([], description="names of LoRA adapters that are served beside the model")
     block_size: int = Field(16, ge=1, description="tokens of a KV block")
     num_gpu_blocks: int = Field(1024, ge=2, description="KV blocks of each rank; one of them is a placeholder")
     max_model_len: int = Field(8192, ge=2, description="most tokens of prompt and answer; never more than the blocks hold")

@@ -1,11 +1,17 @@
 """What an engine's answer says about tokens and times, read without parsing each chunk of a stream.
 
-A stream names its usage in the last data line before `data: [DONE]` (with `stream_options.include_usage`); so only the last bytes are
-kept, and looked at when the stream has ended. A whole answer is parsed once, after it was sent.
+A stream names its usage in one of its last data lines: before `data: [DONE]` (with `stream_options.include_usage`), in `message_delta` of
+/v1/messages, or deep in `response.completed` of /v1/responses, whose line may be longer than what is kept. So only the last bytes are kept,
+and looked at when the stream has ended. A whole answer is parsed once, after it was sent; of a long one (embeddings) only the usage.
+
+Three forms tell the same: OpenAI's `prompt_tokens` and /v1/responses' `input_tokens` count the whole prompt; Anthropic's `input_tokens`
+leave out what was read from the cache and what was written to it.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +19,14 @@ from typing import Any
 
 import orjson
 
+_DECODER = json.JSONDecoder()
 TAIL_BYTES = 8 << 10
 WHOLE_BYTES = 4 << 20
 """Larger answers that do not stream go unread: their usage stays unknown."""
+PARSED_BYTES = 64 << 10
+"""In longer answers only the usage is looked for."""
+HEAD_BYTES = 1 << 10
+_USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*(\{)')  # within a string the quotes are escaped
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +42,29 @@ class Usage:
 
 
 class StreamTail:
-    """The last bytes of a stream."""
+    """The last bytes of a stream. head: its first ones."""
 
     def __init__(self) -> None:
         self._parts: deque[bytes] = deque()
         self._size = 0
+        self.head = b""
 
     def add(self, chunk: bytes) -> None:
+        if len(self.head) < HEAD_BYTES:
+            self.head += chunk[: HEAD_BYTES - len(self.head)]
         self._parts.append(chunk)
         self._size += len(chunk)
         while self._size - len(self._parts[0]) >= TAIL_BYTES:
             self._size -= len(self._parts.popleft())
 
     def usage(self) -> Usage:
-        for line in reversed(b"".join(self._parts).split(b"\n")):
+        tail = b"".join(self._parts)
+        for line in reversed(tail.split(b"\n")):
             if line.startswith(b"data:") and b'"usage"' in line:
                 found = usage_of(line[5:])
                 if found != Usage():
                     return found
-        return Usage()
+        return usage_within(tail)
 
 
 class WholeAnswer:
@@ -64,8 +79,15 @@ class WholeAnswer:
         if self._size <= WHOLE_BYTES:
             self._parts.append(chunk)
 
+    @property
+    def head(self) -> bytes:
+        return b"".join(self._parts[:4])[:HEAD_BYTES]
+
     def usage(self) -> Usage:
-        return usage_of(b"".join(self._parts)) if self._size <= WHOLE_BYTES else Usage()
+        if self._size > WHOLE_BYTES:
+            return Usage()
+        text = b"".join(self._parts)
+        return usage_of(text) if self._size <= PARSED_BYTES else usage_within(text)
 
 
 def usage_of(text: bytes) -> Usage:
@@ -76,16 +98,35 @@ def usage_of(text: bytes) -> Usage:
         return Usage()
     if not isinstance(content, dict):
         return Usage()
-    usage, metrics = _object(content.get("usage")), _object(content.get("metrics"))
-    details = _object(usage.get("prompt_tokens_details"))
-    return Usage(
-        _count(usage.get("prompt_tokens")),
-        _count(details.get("cached_tokens")),
-        _count(details.get("created_cache_tokens")),
-        _count(usage.get("completion_tokens")),
-        _seconds(metrics.get("queue_time_ms")),
-        _seconds(metrics.get("time_to_first_token_ms")),
-    )
+    answer = _object(content.get("response")) or content  # an event of /v1/responses
+    return _usage(_object(answer.get("usage")), _object(answer.get("metrics")))
+
+
+def usage_within(text: bytes) -> Usage:
+    """The last `usage` object in text that is cut or too long to parse."""
+    for match in reversed(list(_USAGE.finditer(text))):
+        try:
+            found, _ = _DECODER.raw_decode(text[match.start(1) :].decode(errors="replace"))
+        except ValueError:
+            continue
+        return _usage(_object(found), {})
+    return Usage()
+
+
+def _usage(usage: Mapping[str, Any], metrics: Mapping[str, Any]) -> Usage:
+    times = (_seconds(metrics.get("queue_time_ms")), _seconds(metrics.get("time_to_first_token_ms")))
+    prompt = _count(usage.get("input_tokens"))
+    if prompt is None:
+        details = _object(usage.get("prompt_tokens_details"))
+        prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+        return Usage(prompt, _count(details.get("cached_tokens")), _count(details.get("created_cache_tokens")), completion, *times)
+    if "input_tokens_details" in usage:
+        details = _object(usage["input_tokens_details"])
+        cached, created = _count(details.get("cached_tokens")), _count(details.get("cache_write_tokens"))
+    else:
+        cached, created = _count(usage.get("cache_read_input_tokens")), _count(usage.get("cache_creation_input_tokens"))
+        prompt += (cached or 0) + (created or 0)
+    return Usage(prompt, cached, created, _count(usage.get("output_tokens")), *times)
 
 
 def _object(value: object) -> Mapping[str, Any]:

@@ -65,9 +65,14 @@ async def test_the_answer_sent_back_as_history_is_found_in_the_cache(http: aioht
         ("/v1/chat/completions", {"model": "tiny"}, 400, "messages"),
         ("/v1/chat/completions", chat("x", max_tokens=0), 400, "max_tokens"),
         ("/v1/chat/completions", chat("x", max_tokens=5000), 400, "maximum context length is 1584 tokens"),
-        ("/v1/chat/completions", chat("x", n=2), 400, "n must be 1"),
+        ("/v1/chat/completions", chat("x", n=0), 400, "n must be"),
+        ("/v1/chat/completions", chat("x", n=65), 400, "n must be"),
+        ("/v1/chat/completions", chat("", messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400, "image_url"),
+        ("/v1/responses", {"input": "x", "previous_response_id": "resp_0"}, 404, "resp_0"),
+        ("/v1/embeddings", {"input": []}, 400, "prompt"),
         ("/v1/chat/completions", [1], 400, "object"),
-        ("/v1/completions", {"prompt": ["a", "b"]}, 400, "one prompt"),
+        ("/v1/completions", {"prompt": [1, "b"]}, 400, "token ids"),
+        ("/v1/completions", {"prompt": ["a"] * 65}, 400, "at most 64"),
         ("/tokenize", {}, 400, "needed"),
         ("/_sim/capacity", {"blocks": 1000}, 400, "capacity"),
         ("/_sim/slow", {"factor": "x"}, 400, "factor"),
@@ -215,3 +220,48 @@ async def test_a_broken_engine_loop_is_not_silent(monkeypatch: pytest.MonkeyPatc
                 request.cancel()
                 await asyncio.wait({request})
     assert raised.group_contains(ZeroDivisionError)
+
+
+async def test_several_prompts_and_answers_are_choices_of_one_answer(http: aiohttp.ClientSession) -> None:
+    async with MockWorker(settings()) as worker:
+        body = {"model": "tiny", "prompt": [" the path" * 30, " code"], "n": 2, "max_tokens": 3, "seed": 4}
+        _, whole = await post(http, worker, "/v1/completions", body)
+        texts = [c["text"] for c in whole["choices"]]
+        assert [c["index"] for c in whole["choices"]] == [0, 1, 2, 3] and len(set(texts)) == 4
+        assert whole["usage"]["prompt_tokens"] == 61 and whole["usage"]["completion_tokens"] == 12
+        async with http.post(worker.url + "/v1/completions", json=body | {"stream": True}) as r:
+            lines = [json.loads(line[6:]) for line in (await r.read()).split(b"\n\n") if line.startswith(b"data: {")]
+        streamed = ["".join(c["text"] for x in lines for c in x["choices"] if c["index"] == i) for i in range(4)]
+        assert streamed == texts
+
+
+async def test_prompt_log_probabilities_are_computed_without_the_cache_but_fill_it(http: aiohttp.ClientSession) -> None:
+    async with MockWorker(settings()) as worker:
+        body = {"model": "tiny", "prompt": " the path" * 40, "max_tokens": 1, "prompt_logprobs": 1}
+        hits = [
+            (await post(http, worker, "/v1/completions", b))[1]["usage"]["prompt_tokens_details"]["cached_tokens"]
+            for b in (body, body, {**body, "prompt_logprobs": None})
+        ]
+    assert hits == [0, 0, 64]
+
+
+async def test_an_adapter_has_blocks_of_its_own_and_is_listed_with_its_parent(http: aiohttp.ClientSession) -> None:
+    async with MockWorker(settings(lora=["fine"])) as worker:
+        hits = [
+            (await post(http, worker, "/v1/chat/completions", chat(" the path" * 40, model=m)))[1]["usage"]["prompt_tokens_details"]
+            for m in ("tiny", "fine", "fine")
+        ]
+        async with http.get(worker.url + "/v1/models") as r:
+            cards = (await r.json())["data"]
+    assert [h["cached_tokens"] for h in hits] == [0, 0, 80]
+    assert [(c["id"], c["parent"]) for c in cards] == [("tiny", None), ("fine", "tiny")]
+
+
+async def test_failures_come_on_request_and_as_often_as_asked(http: aiohttp.ClientSession) -> None:
+    async with MockWorker(settings()) as worker:
+        await post(http, worker, "/_sim/fail", {"status": 429, "requests": 2, "retry_after_s": 3})
+        async with http.post(worker.url + "/v1/messages", json={"messages": []}) as r:
+            assert (r.status, r.headers["retry-after"]) == (429, "3")
+            assert (await r.json())["error"]["type"] == "RateLimitError"
+        statuses = [(await post(http, worker, "/v1/chat/completions", chat("x")))[0] for _ in range(2)]
+    assert statuses == [429, 200]

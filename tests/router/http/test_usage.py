@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from router.http.usage import StreamTail, Usage, WholeAnswer, usage_of
@@ -60,3 +62,58 @@ def test_the_recorded_answers_of_vllm_are_read_whole():
         assert found.engine_ttft_s > 0
         assert found.engine_queue_s >= 0
     assert streams > 0
+
+
+RESPONSES = {
+    "input_tokens": 100, "input_tokens_details": {"cached_tokens": 64, "cache_write_tokens": 32}, "output_tokens": 7, "total_tokens": 107,
+}  # fmt: skip
+ANTHROPIC = {"input_tokens": 4, "output_tokens": 7, "cache_read_input_tokens": 64, "cache_creation_input_tokens": 32}
+
+
+@pytest.mark.parametrize(
+    ("usage", "found"),
+    [
+        (RESPONSES, Usage(100, 64, 32, 7)),
+        (ANTHROPIC, Usage(100, 64, 32, 7)),
+        ({"input_tokens": 100, "output_tokens": 7}, Usage(100, None, None, 7)),
+        ({"input_tokens": 36, "output_tokens": 7, "cache_read_input_tokens": 64}, Usage(100, 64, None, 7)),
+        ({"prompt_tokens": 100, "total_tokens": 100}, Usage(100)),
+    ],
+)
+def test_all_forms_tell_the_whole_prompt(usage, found):
+    assert usage_of(json.dumps({"usage": usage}).encode()) == found
+    assert usage_of(json.dumps({"type": "response.completed", "response": {"id": "resp_1", "usage": usage}}).encode()) == found
+
+
+def test_a_last_event_longer_than_what_is_kept_still_tells_its_usage():
+    said = 'he said "usage": {"input_tokens": 9} ' * 2000
+    event = {"response": {"id": "resp_1", "output": [{"text": said}], "usage": RESPONSES, "user": None}, "type": "response.completed"}
+    tail = StreamTail()
+    line = b"event: response.completed\ndata: " + json.dumps(event).encode() + b"\n\n"
+    for i in range(0, len(line), 1000):
+        tail.add(line[i : i + 1000])
+    assert tail.usage() == Usage(100, 64, 32, 7)
+
+
+def test_a_message_streams_usage_is_that_of_its_last_delta():
+    tail = StreamTail()
+    for event in ({"type": "message_start", "message": {"usage": {"input_tokens": 100, "output_tokens": 0}}},
+                  {"type": "message_delta", "usage": ANTHROPIC}, {"type": "message_stop"}):  # fmt: skip
+        tail.add(b"event: x\ndata: " + json.dumps(event).encode() + b"\n\n")
+    assert tail.usage() == Usage(100, 64, 32, 7)
+
+
+def test_of_a_long_whole_answer_only_the_usage_is_read():
+    whole = WholeAnswer()
+    data = [{"embedding": [0.5] * 1000} for _ in range(100)]
+    whole.add(json.dumps({"data": data, "usage": {"prompt_tokens": 12, "total_tokens": 12}}).encode())
+    assert whole.usage() == Usage(12)
+
+
+@pytest.mark.parametrize("seen", [StreamTail, WholeAnswer])
+def test_the_first_bytes_are_kept_for_who_looks_for_an_id(seen):
+    answer = seen()
+    for part in (b'{"id": ', b'"resp_1", ', b"x" * 5000):
+        answer.add(part)
+    assert answer.head[:18] == b'{"id": "resp_1", x'
+    assert len(answer.head) <= 1024
