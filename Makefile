@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help setup demo test lint check-types unit bench-ingest bench-bridge constraints clean
+.PHONY: help setup demo test lint check-types unit bench-ingest bench-bridge bench-router constraints clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,9 +49,15 @@ bench-ingest: $(INSTALLED) ## Kafka -> published DuckDB, block events a second
 bench-bridge: $(INSTALLED) ## engine's ZMQ -> stream, blocks a second
 	@$(BIN)/python -m bench.bench_bridge
 
+# make bench-router               about fifteen minutes
+# make bench-router QUICK=1       about two
+bench-router: $(INSTALLED) ## our router beside its peers, and the decision alone
+	@$(BIN)/python -m bench.bench_router $(if $(filter-out 0,$(QUICK)),--quick)
+	@$(BIN)/python -m bench.bench_decision $(if $(filter-out 0,$(QUICK)),--quick)
+
 constraints: ## pin anew (needs uv); review the change before you commit it
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	  --extra all --group dev pyproject.toml -o constraints.txt
 
 clean: ## remove the environment and caches, not data
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) bench/.peers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

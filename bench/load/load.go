@@ -66,7 +66,8 @@ func runLoad(args []string) {
 	_ = flags.Parse(args)
 	epoll, err := syscall.EpollCreate1(syscall.EPOLL_CLOEXEC)
 	must("epoll", err)
-	c := &client{epoll: epoll, conns: map[int32]*clientConn{}, next: *from, fresh: *fresh != 0, random: *fresh*0x9E3779B97F4A7C15 + 1, chunks: *chunks}
+	c := &client{epoll: epoll, conns: map[int32]*clientConn{}, next: *from, chunks: *chunks}
+	c.fresh, c.random = *fresh != 0, *fresh*0x9E3779B97F4A7C15+1
 	addresses := strings.Split(*to, ",")
 	c.readPrompts(*file)
 	begin := nowNs()
@@ -115,9 +116,9 @@ func (c *client) readPrompts(file string) {
 	}
 }
 
-var vocabulary = strings.Fields("the path code function class test error return value list dict string number read open search replace edit " +
-	"run build install check fix bug change commit branch merge review user tool call result input request response server client cache " +
-	"block prefix token model worker router queue latency memory disk network")
+var vocabulary = strings.Fields(`the path code function class test error return value list dict string number read open search replace
+	edit run build install check fix bug change commit branch merge review user tool call result input request response server client
+	cache block prefix token model worker router queue latency memory disk network`)
 
 // fill writes words, each preceded by a space.
 func fill(into []byte, random *uint64) {

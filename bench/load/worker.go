@@ -66,7 +66,8 @@ func runWorkers(args []string) {
 }
 
 func (s *workerServer) makeAnswer() {
-	const id = `"id":"chatcmpl-8f14e45fceea4d3ab2c1d5a7c0f6b9e2","object":"chat.completion.chunk","created":1790000000,"model":"` + modelName + `"`
+	const id = `"id":"chatcmpl-8f14e45fceea4d3ab2c1d5a7c0f6b9e2","object":"chat.completion.chunk",` +
+		`"created":1790000000,"model":"` + modelName + `"`
 	events := []string{}
 	for i := 0; i < answerChunks-2; i++ {
 		content, reason := `"content":" token"`, "null"
@@ -76,7 +77,8 @@ func (s *workerServer) makeAnswer() {
 		if i == answerChunks-3 {
 			reason = `"length"`
 		}
-		events = append(events, `{`+id+`,"choices":[{"index":0,"delta":{`+content+`},"logprobs":null,"finish_reason":`+reason+`,"token_ids":null}]}`)
+		choice := `{"index":0,"delta":{` + content + `},"logprobs":null,"finish_reason":` + reason + `,"token_ids":null}`
+		events = append(events, `{`+id+`,"choices":[`+choice+`]}`)
 	}
 	const usage = `"usage":{"prompt_tokens":1000,"total_tokens":1015,"completion_tokens":15,"prompt_tokens_details":{"cached_tokens":900}}`
 	events = append(events, `{`+id+`,"choices":[],`+usage+`}`, "[DONE]")
