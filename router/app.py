@@ -58,6 +58,8 @@ from schemas.topics import topic_specs
 log = logging.getLogger(__name__)
 
 _FLUSH_S = 5.0
+_FIND_S = 2.0
+"""How long the start waits for discovery; what it finds later joins then."""
 _OTHER_KEY = "blocks of {} match no prompt: the bridge has another hash key than this router; set the same hash_key for both"
 _COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
 _BLOCK_SIZE_LABEL = re.compile(r'^vllm:cache_config_info\{[^}]*\bblock_size="(\d+)"', re.MULTILINE)
@@ -216,6 +218,9 @@ class Router:
             self.settings, self.pools, self._prompts, self._session, self.recorder, self.metrics, self._credentials, self.replicas
         )
         self.recorder.start()
+        with contextlib.suppress(TimeoutError):  # before the feed, so that the first events find their workers
+            async with asyncio.timeout(_FIND_S):
+                await self.watch.look(at_once=True, file=False)
         self.feed.start(asyncio.get_running_loop())
         self._tasks = [asyncio.create_task(job(pool)) for pool in self.pools for job in (self._look_after, self._learn_block_size)]
         self._tasks.append(asyncio.create_task(self.watch.run()))
@@ -349,6 +354,7 @@ class Router:
                 try:
                     probes.look()
                     self.membership.tend(pool.name, self._clock())
+                    self.pools.forget_strangers(self._clock())
                     pool.admission.look()
                 except Exception:  # the top of this task's loop
                     self.metrics.crashes.inc()

@@ -167,7 +167,7 @@ class StateCollector(Collector):
             "index_unknown_removals": ("Removals of blocks that were not held", index.unknown_removals),
             "feed_records": ("Records read from the stream", self._feed.records),
             "feed_bad_records": ("Records that could not be read", self._feed.bad_records),
-            "feed_strangers": ("Records of workers that belong to no pool (yet)", self._sink.strangers),
+            "feed_strangers": ("Records of pools that are not ours, or of too many workers that belong to none", self._sink.strangers),
             "feed_stumbles": ("KV batches that could not be applied, an error of the router's own", self._sink.stumbles),
             "feed_restarts": ("Times that the index was built anew", self._feed.restarts),
             "records": ("Decisions and outcomes handed to the stream", self._recorder.recorded),

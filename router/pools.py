@@ -37,6 +37,9 @@ from schemas.workers import WorkerLoad
 
 log = logging.getLogger(__name__)
 
+_MOST_STRANGERS = 64
+"""Workers and ranks that the index follows though they belong to no pool (yet, or any more)."""
+
 
 class PoolState:
     """One pool: its targets, load, health, policy and tokenizer. block_size None: not learned yet, so no chains.
@@ -81,7 +84,7 @@ class PoolState:
 
     def set_workers(self, workers: Sequence[Worker], now_s: float) -> tuple[Slot, ...]:
         """These are the pool's workers from the next decision on. Who stays (same name, address and ranks) keeps number, load, health and
-        blocks; who joins starts with nothing. Returns the index slots of those who are gone. now_s: monotonic seconds."""
+        blocks. Returns the index slots of those who are gone, which are the caller's to release. now_s: monotonic seconds."""
         wanted = targets_of(self._spec, workers, self._choose_rank)
         before = self.targets
         self.targets, present = renumbered(self.targets, self.present.tolist(), wanted, lambda n: not self.load.in_flight[n])
@@ -101,9 +104,8 @@ class PoolState:
         """Index slots by target. A target that is gone keeps the ones that it had, which nobody reads for it any more."""
         here = dict.fromkeys(source for t in self.targets if self.present[t.number] for source in t.sources)
         gone = tuple(slot for source, slot in self.sources.items() if source not in here)
-        for source in (slot.source for slot in gone):
-            self._index.release(source)
-            self.newest_load.pop((source.worker, source.rank), None)
+        for slot in gone:
+            self.newest_load.pop((slot.source.worker, slot.source.rank), None)
         old = {t.number: slots for t, slots in zip(self.targets, self._slots, strict=False)}
         self.sources = {s: self._index.slot(s) for s in here}
         self._slots = tuple(tuple(self.sources[s] for s in t.sources) if self.present[t.number] else old[t.number] for t in self.targets)
@@ -250,6 +252,7 @@ class Pools:
         self.index = PrefixIndex()
         self._key_id = key.key_id
         self._other_key: set[int] = set()  # slot numbers
+        self._strangers: set[WorkerId] = set()
         self._coefficients, self._rules, self._rng = coefficients, rules, rng
         self.by_name: dict[str, PoolState] = {
             p.name: PoolState(
@@ -264,9 +267,18 @@ class Pools:
         return iter(self.by_name.values())
 
     def knows(self, source: WorkerId) -> bool:
-        """Whether this worker and rank belongs to a pool now."""
+        """Whether the index follows this worker and rank: those that belong to a pool, and, within a bound, others that name one of our
+        pools. They may be about to join (their bridge is often quicker than discovery, and an epoch's start is told once), or have been
+        taken out and come back."""
         pool = self.by_name.get(source.pool)
-        return pool is not None and source in pool.sources
+        if pool is None:
+            return False
+        if source in pool.sources or source in self._strangers:
+            return True
+        if len(self._strangers) >= _MOST_STRANGERS:
+            return False
+        self._strangers.add(source)
+        return True
 
     def hear_key(self, source: WorkerId, key_id: str | None) -> None:
         """A bridge tells which hash key it names blocks with. Another than ours: its names can never match, so the worker is blind. None:
@@ -291,8 +303,19 @@ class Pools:
 
     def set_workers(self, pool: str, workers: Sequence[Worker], now_s: float) -> None:
         """See PoolState.set_workers. Raises KeyError for a pool that there is not."""
-        for slot in self.by_name[pool].set_workers(workers, now_s):
-            self._other_key.discard(slot.number)
+        gone = self.by_name[pool].set_workers(workers, now_s)
+        self._strangers |= {slot.source for slot in gone}
+        self._strangers -= self.by_name[pool].sources.keys()
+
+    def forget_strangers(self, now_s: float) -> None:
+        """Releases what is known of workers that belong to no pool and whose bridge is silent, or are too many. Call it now and then."""
+        for source in tuple(self._strangers):
+            number = self.index.slot(source).number
+            if now_s - self.index.heard_s[number] > self._rules.blind_after_s or len(self._strangers) > _MOST_STRANGERS:
+                self._strangers.discard(source)
+                self._other_key.discard(number)
+                self.by_name[source.pool].newest_load.pop((source.worker, source.rank), None)
+                self.index.release(source)
 
     def set_policy(self, pool: str, policy: str) -> None:
         """From the next decision on. Raises KeyError for a pool or policy that there is not."""

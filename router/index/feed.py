@@ -67,7 +67,7 @@ class FeedSink:
         pools.index.level_s = -math.inf
         self.caught_up = False
         self.strangers = 0
-        """Batches and loads of workers that are not in the fleet file."""
+        """Batches and loads of pools that are not ours, or of more unknown workers than are followed (Pools.knows)."""
         self.stumbles = 0
         """Batches and loads that could not be applied: an error of ours. The worker is blind until its events go on."""
 

@@ -102,7 +102,7 @@ async def test_bad_records_and_strangers_are_counted_and_change_nothing():
     async with FakeEngine("w0").serving() as engine, running([engine]) as r:
         await append(r.hub, KV_EVENTS, b"k", b"no batch")
         await append(r.hub, WORKER_LOAD, b"k", b"{")
-        await append(r.hub, WORKER_LOAD, b"k", load_record("unheard-of"))
+        await append(r.hub, WORKER_LOAD, b"k", load_record("unheard-of").replace(b'"tiny"', b'"other"'))
         await until(lambda: r.router.feed.bad_records == 2)
         await until(lambda: r.router.feed._sink.strangers == 1)
         await r.hold("w0", r.chain(PROMPT))

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from router.index.prefix_index import BLIND
+from router.index.prefix_index import BLIND, EXACT
 from router.policy.cost import Coefficients
 from router.pools import Pools, TrustRules
 from router.prompts.prompt import Prompt
@@ -82,13 +82,15 @@ def batch(name, hashes):
     return KvBatch(WorkerId("p", name, 0), 1, 0, 0, 0.0, 0.0, np.array(rows, EVENT), np.array(hashes, np.uint64))
 
 
-def test_blocks_of_who_is_gone_are_forgotten_and_those_of_the_others_are_not():
+def test_blocks_of_who_is_gone_and_silent_are_forgotten_and_those_of_the_others_are_not():
     m, pools, _ = member("a", "b")
     for name in "ab":
         pools.index.apply(batch(name, [1, 2, 3]), 0.0)
-    assert pools.knows(WorkerId("p", "a", 0))
     m.from_file(fleet("b", "c"), 1.0)
-    assert [pools.knows(WorkerId("p", n, 0)) for n in "abc"] == [False, True, True]
+    pools.forget_strangers(60.0)
+    assert len(pools.index.slots) == 3
+    pools.forget_strangers(61.0)
+    assert {s.source.worker for s in pools.index.slots} == {"b", "c"}
     pool = pools.by_name["p"]
     prompt = Prompt("exact", 100, 100, np.array([1, 2, 3], np.uint64), 16)
     decided = pools.decide(pool, prompt, set(), 1.0)
@@ -97,10 +99,35 @@ def test_blocks_of_who_is_gone_are_forgotten_and_those_of_the_others_are_not():
     assert pools.trust(pool, 1.0)[next(t.number for t in pool.here() if t.worker == "c")] == BLIND
 
 
+def test_a_worker_that_told_its_epochs_start_before_it_joined_is_known_exactly():
+    m, pools, _ = member("a")
+    assert pools.knows(WorkerId("p", "new", 0))
+    pools.index.apply(batch("new", [1, 2, 3]), 0.0)
+    m.from_file(fleet("a", "new"), 1.0)
+    pool = pools.by_name["p"]
+    decided = pools.decide(pool, Prompt("exact", 100, 100, np.array([1, 2, 3], np.uint64), 16), set(), 1.0)
+    assert (decided.target.worker, int(pools.trust(pool, 1.0)[decided.target.number])) == ("new", EXACT)
+    pools.forget_strangers(1000.0)
+    assert len(pools.index.slots) == 2
+
+
+def test_strangers_are_followed_within_a_bound_and_only_those_of_our_pools():
+    _, pools, _ = member("a")
+    assert not pools.knows(WorkerId("q", "x", 0))
+    known = [pools.knows(WorkerId("p", f"x{n}", 0)) for n in range(100)]
+    assert known == [True] * 64 + [False] * 36
+    pools.forget_strangers(0.0)  # none of them has been heard
+    assert pools.knows(WorkerId("p", "x99", 0))
+
+
 def test_another_hash_key_of_who_is_gone_is_not_held_against_who_comes():
     m, pools, _ = member("a")
     pools.hear_key(WorkerId("p", "a", 0), "another")
     m.from_file(fleet("b"), 1.0)
+    pools.forget_strangers(1.0)
+    m.from_file(fleet("b", "c"), 2.0)
+    assert len(pools.index.slots) == 2
+    assert not pools.has_other_key(pools.by_name["p"], 1)
     assert not pools.has_other_key(pools.by_name["p"], 0)
 
 
@@ -246,6 +273,7 @@ def test_whatever_comes_and_goes_numbers_slots_and_counts_stay_right(seed):
             assert pool.targets[target.number] == target  # its number was nobody else's meanwhile
             pool.load.release(flight, now_s)
         m.tend("p", now_s)
+        pools.forget_strangers(now_s)
         assert set(here(pools)) == (in_file | found) - set(m.removed("p"))
         assert set(m.removed("p")) <= in_file | found
         numbers = [s.number for t in pool.here() for s in pool.slots_of(t.number)]
