@@ -60,4 +60,4 @@ constraints: ## pin anew (needs uv); review the change before you commit it
 	  --extra all --group dev pyproject.toml -o constraints.txt
 
 clean: ## remove the environment and caches, not data
-	rm -rf $(VENV) bench/.peers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .state/bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-PEERS = HERE / ".peers"
+PEERS = ROOT / ".state" / "bench"
 WORKERS = 8
 ROUTER_CORE, WORKER_CORE = 1, 0
 _READY_S = 90.0
@@ -44,7 +44,7 @@ def load_program() -> Path:
     if go is None:
         raise Missing("bench-router needs Go 1.22 or newer for its load generator and mock workers (bench/load); `go` was not found")
     program = PEERS / "load"
-    PEERS.mkdir(exist_ok=True)
+    PEERS.mkdir(parents=True, exist_ok=True)
     env = os.environ | {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod", "GOPROXY": "off"}
     built = subprocess.run([go, "build", "-o", str(program), "."], cwd=HERE / "load", env=env, capture_output=True, text=True)
     if built.returncode:
@@ -59,8 +59,8 @@ def peers_python() -> Path:
     python = venv / "bin" / "python"
     if python.exists() and mark.exists() and mark.read_text() == pins.read_text():
         return python
-    say("installing the peers into an environment of their own (bench/.peers) ...")
-    PEERS.mkdir(exist_ok=True)
+    say("installing the peers into an environment of their own (.state/bench) ...")
+    PEERS.mkdir(parents=True, exist_ok=True)
     for command in (
         [sys.executable, "-m", "venv", "--clear", str(venv)],
         [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement", str(pins)],
