@@ -42,6 +42,9 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     ),
     "dashboard": Subcommand("the dashboard in a browser", "dashboard.settings:DashboardSettings", "dashboard.run:run", "dashboard"),
     "sql": Subcommand("a question to the published database", "schemas.tables.ask:AskSettings", "schemas.tables.ask:run", "collector"),
+    "explain": Subcommand(
+        "why a request went where it went", "schemas.tables.explain:ExplainSettings", "schemas.tables.explain:run", "collector"
+    ),
     "mark": Subcommand("note a change: a deploy, a new prompt, a scale-out", "schemas.mark:MarkSettings", "schemas.mark:run", "bridge"),
     "mock-engine": Subcommand("a mock vLLM server", "simulator.settings:MockEngineSettings", "simulator.mock_worker:run", "all"),
     "traffic": Subcommand("agent traffic against any OpenAI address", "simulator.settings:TrafficSettings", "simulator.traffic:run", "all"),

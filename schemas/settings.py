@@ -39,7 +39,20 @@ from schemas.block_hash import HashKey
 
 PREFIX = "WARMWATCH_"
 EXIT_BAD_SETTINGS = 2
-COMMANDS = ("demo", "bridge", "collect", "route", "route-key", "dashboard", "sql", "mark", "mock-engine", "traffic", "json-schemas")
+COMMANDS = (
+    "demo",
+    "bridge",
+    "collect",
+    "route",
+    "route-key",
+    "dashboard",
+    "sql",
+    "explain",
+    "mark",
+    "mock-engine",
+    "traffic",
+    "json-schemas",
+)
 """The tables that a settings file may have."""
 
 
