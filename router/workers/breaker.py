@@ -12,8 +12,9 @@ Two things are kept apart, since they are mended differently:
         OPEN --- a request that was sent all the same is answered ---> CLOSED
 
 OPEN lasts `open_s`, doubled each time that it follows the last one soon, at most `longest_open_s`, times 0.5 to 1 at random so that
-routers do not all come back in one moment. HALF_OPEN lets one request through in each `trial_every_s`, and not one until it ends: a trial
-whose client leaves then needs no book-keeping, and nothing can be left out for ever.
+routers do not all come back in one moment. HALF_OPEN lets a request through, and the next one after the doubled time, rather than when
+that one ends: a hung worker then costs few requests though each of them waits for minutes, a trial whose client leaves needs no
+book-keeping, and nothing can be left out for ever.
 
 What counts as a failure: no connection, a connection that ends or is silent for too long before the first byte, garbage, and of statuses
 500, 502, 503, 504. Two in a row open it; statuses only when `failing_at_least` came in a row, or within the window and were
@@ -58,7 +59,6 @@ class BreakerRules:
     window_s: float = 10.0
     open_s: float = 1.0
     longest_open_s: float = 30.0
-    trial_every_s: float = 1.0
     unhealthy_after: int = 3
     longest_back_off_s: float = 5.0
 
@@ -74,7 +74,7 @@ class Breaker:
     back_until_s: float = -math.inf
     _in_a_row: int = 0
     _health_in_a_row: int = 0
-    _openings: int = 0
+    _openings: int = 0  # and trials since; each doubles the time
     _until_s: float = -math.inf  # OPEN until then; HALF_OPEN: no further trial until then
     _closed_s: float = -math.inf
     _tried: bool = False  # a request was sent since it opened
@@ -118,7 +118,8 @@ class Breaker:
         if self.circuit is not Circuit.CLOSED:
             self._tried = True
             if self.circuit is Circuit.HALF_OPEN:
-                self._until_s = now_s + self.rules.trial_every_s
+                self._openings += 1
+                self._until_s = now_s + self._span_s()
 
     def answered(self, now_s: float) -> None:
         """The first byte of an answer that is no failure."""
@@ -179,12 +180,14 @@ class Breaker:
         """While it is OPEN already, more failures (of requests that were on their way, or sent because nobody was left) add nothing."""
         if self.circuit is Circuit.OPEN and now_s < self._until_s:
             return
-        if self.circuit is Circuit.CLOSED and now_s - self._closed_s > self.rules.longest_open_s:
-            self._openings = 0
-        self._openings += 1
-        longest_s = min(self.rules.longest_open_s, self.rules.open_s * 2.0 ** min(self._openings - 1, 60))
+        if self.circuit is Circuit.CLOSED:  # a trial has been counted when it was sent
+            self._openings = 1 if now_s - self._closed_s > self.rules.longest_open_s else self._openings + 1
         self.circuit, self._tried = Circuit.OPEN, False
-        self._until_s = now_s + longest_s * (0.5 + 0.5 * self.rng.random())
+        self._until_s = now_s + self._span_s()
+
+    def _span_s(self) -> float:
+        longest_s = min(self.rules.longest_open_s, self.rules.open_s * 2.0 ** min(self._openings - 1, 60))
+        return longest_s * (0.5 + 0.5 * self.rng.random())
 
     def _fade(self, now_s: float) -> None:
         """Answers count half after `window_s`, so that no list of them is kept."""
