@@ -15,7 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import orjson
+
+from router.http.asgi import error_object
 from router.prompts import anthropic_bodies, openai_bodies, responses_bodies
 from router.prompts.asked import Asked, Body
 
@@ -43,9 +47,33 @@ ENDPOINTS: dict[str, Endpoint] = {
     )
 }
 
+RESPONSES = "/v1/responses"
 _STORED = "/v1/responses/"
+_ANTHROPIC = "/v1/messages"
+_ANTHROPIC_ERRORS = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 504: "timeout_error", 529: "overloaded_error",
+}  # fmt: skip
 
 
 def stored_response(path: str) -> str | None:
     """The id of the stored response that a path is about."""
     return path[len(_STORED) :].partition("/")[0] or None if path.startswith(_STORED) else None
+
+
+def own_error(path: str, status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    """An error of the router's own, in the form that the path's clients read."""
+    if path.startswith(_ANTHROPIC):
+        return {"type": "error", "error": {"type": _ANTHROPIC_ERRORS.get(status, "api_error"), "message": message}}
+    return error_object(status, message, param)
+
+
+def broken_off(path: str, message: str) -> bytes:
+    """The event that ends a stream whose worker broke off, so that no client takes it for whole (clients of named events skip others)."""
+    if path.startswith(_ANTHROPIC):
+        return b"event: error\ndata: " + orjson.dumps(own_error(path, 502, message)) + b"\n\n"
+    if path == RESPONSES:
+        told = {"code": "server_error", "message": message, "param": None}
+        event = {"type": "error", **told, "sequence_number": 0, "error": told}  # `error` makes the openai package raise it
+        return b"event: error\ndata: " + orjson.dumps(event) + b"\n\n"
+    return b"data: " + orjson.dumps(error_object(502, message)) + b"\n\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.endpoints import ENDPOINTS, stored_response
+from router.endpoints import ENDPOINTS
 from router.prompts.anthropic_bodies import messages
 from router.prompts.conversation import BILLING_HEADER, OrderedCall, UnsupportedPrompt
 from router.prompts.openai_bodies import chat, completion, embedding
@@ -238,11 +238,3 @@ def test_every_endpoint_reads_a_plain_body():
     for endpoint in ENDPOINTS.values():
         asked = endpoint.reads(plain[endpoint.reads.__name__])
         assert (asked.chat is None) == bool(asked.texts)
-
-
-@pytest.mark.parametrize(
-    ("path", "found"),
-    [("/v1/responses/resp_1", "resp_1"), ("/v1/responses/resp_1/cancel", "resp_1"), ("/v1/responses/", None), ("/v1/responses", None)],
-)
-def test_which_stored_response_a_path_is_about(path, found):
-    assert stored_response(path) == found
