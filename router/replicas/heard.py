@@ -78,6 +78,11 @@ class Heard:
         """Requests of other replicas that are booked here."""
         return sum(b.flight is not None for r in self._replicas.values() for b in r.booked.values())
 
+    def seq_of(self, run: str) -> int:
+        """Of the newest message of this run; 0: none was heard."""
+        replica = self._replicas.get(run)
+        return 0 if replica is None else replica.seq
+
     def hear(self, message: Message, now_s: float) -> None:
         if message.run == self._run:
             self.counts.own += 1
@@ -156,8 +161,10 @@ class Heard:
                 if booked is None and len(replica.booked) >= MAX_FLIGHTS_EACH:
                     self.counts.refused += 1
                     continue
+                was_unknown = booked is not None
                 booked = replica.booked[told.flight] = self._book(told.place, told.prefill_s, told.streams, now_s)
                 self.counts.healed += booked.flight is not None
+                self.counts.unknown_targets -= was_unknown and booked.flight is None  # counted when it was first heard of
             if not told.waiting and booked.pool is not None and booked.flight is not None:
                 booked.pool.load.first_token(booked.flight, now_s)
 

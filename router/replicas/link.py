@@ -62,9 +62,12 @@ class Link:
         secret: bytes | None = None,
         clock: Callable[[], float] = time.monotonic,
         lookup: Lookup = system_lookup,
+        flush_s: float = FLUSH_S,
+        state_s: float = STATE_S,
     ) -> None:
         self.outbox, self.heard = outbox, heard
         self._peers, self._clock, self._lookup = tuple(peers), clock, lookup
+        self._flush_s, self._state_s = flush_s, state_s
         self._context = zmq.asyncio.Context()
         self._secret = secret
         self._sub = self._context.socket(zmq.SUB)
@@ -142,7 +145,7 @@ class Link:
                 self._timer.cancel()
             self.flush()
         elif self._timer is None and self.outbox.waiting:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
+            self._timer = asyncio.get_running_loop().call_later(self._flush_s, self.flush)
 
     def _send(self, message: Message) -> None:
         try:
@@ -174,7 +177,7 @@ class Link:
             except Exception:  # the top of this task's loop
                 self.errors += 1
                 log.exception("the replicas' heartbeat failed")
-            await asyncio.sleep(STATE_S)
+            await asyncio.sleep(self._state_s)
 
     async def _look_up(self) -> None:
         while True:
@@ -201,11 +204,11 @@ class Link:
     def _prepare(self) -> None:
         for socket in (self._sub, self._pub):
             socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.IPV6, 1)
             socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
         self._pub.setsockopt(zmq.SNDHWM, _HIGH_WATER)
         self._pub.setsockopt(zmq.LINGER, 200)  # for the farewell
+        self._sub.setsockopt(zmq.IPV6, 1)
         self._sub.setsockopt(zmq.RCVHWM, _HIGH_WATER)
         self._sub.setsockopt(zmq.RECONNECT_IVL, 100)
         self._sub.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
@@ -220,6 +223,7 @@ class Link:
             self._sub.setsockopt(zmq.CURVE_SERVERKEY, public)
 
     def _bind(self, listen: str) -> str:
+        self._pub.setsockopt(zmq.IPV6, int("[" in listen))  # else an IPv4 address would be shown as one of IPv6
         try:
             self._pub.bind(listen)
         except zmq.ZMQError as e:

@@ -36,7 +36,7 @@ class Outbox:
         self._blocks = 0  # of those events
         self._flights: dict[int, Underway] = {}
         self._next_flight = 0
-        self._seq = 0
+        self.seq = 0  # of the newest message
         self.dropped = 0
 
     @property
@@ -96,5 +96,5 @@ class Outbox:
 
     def _message(self, flights: tuple[Underway, ...] | None) -> Message:
         events, self._events, self._blocks = tuple(self._events), [], 0
-        self._seq += 1
-        return Message(self.sender.name, self.sender.run, self._seq, self.sender.key_id, events, flights)
+        self.seq += 1
+        return Message(self.sender.name, self.sender.run, self.seq, self.sender.key_id, events, flights)

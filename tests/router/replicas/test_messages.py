@@ -3,7 +3,7 @@
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.replicas.messages import MAX_BLOCKS, TOPIC, FirstToken, Freed, Message, Reserved, Underway, decode, encode
@@ -32,6 +32,7 @@ events = st.lists(reserved | st.builds(FirstToken, numbers) | st.builds(Freed, n
 flights = st.none() | st.lists(st.builds(Underway, numbers, places, seconds, st.booleans(), st.booleans()), max_size=4).map(tuple)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.builds(Message, st.just("r"), st.just("run"), numbers, st.just("k"), events, flights, st.booleans()))
 def test_a_message_is_read_as_it_was_written(message):
     found = decode(encode(message))
