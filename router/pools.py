@@ -9,6 +9,7 @@ No await here: a decision sees one consistent state, since all of it lives on on
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import random
@@ -19,10 +20,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from router.index.prefix_index import BLIND, DEGRADED, PrefixIndex, Slot
-from router.policy.cost import F64, Coefficients, Mask, Situation, Terms, most_cached_tokens, terms
+from router.index.prefix_index import BLIND, PrefixIndex, Slot
+from router.index.table import Overlaps
+from router.policy.book import CoefficientBook
+from router.policy.cold import ColdCaps
+from router.policy.cost import F64, Coefficients, Mask, Situation, Terms, most_cached_tokens, table_of, terms
+from router.policy.eligible import eligible
+from router.policy.fit import prefill_seconds
+from router.policy.others import OthersLoad
 from router.policy.policies import POLICIES, Choice, Policy
+from router.policy.rules import PolicyRules
+from router.policy.shadows import ShadowPick, Shadows
+from router.policy.view import SlotMap, tokens_by_target, trust_by_target
 from router.prompts.prompt import Prompt
+from router.prompts.served import ServedModels
 from router.prompts.tokens import LocalTokenizer
 from router.workers.admission import Admission
 from router.workers.health import Health
@@ -58,6 +69,7 @@ class PoolState:
         key: HashKey,
         rules: WorkerRules,
         choose_rank: bool,
+        policy_rules: PolicyRules,
     ) -> None:
         self.name, self.model, self.tokenizer, self.policy = spec.name, spec.model_name, tokenizer, policy
         self.targets: tuple[Target, ...] = ()
@@ -77,7 +89,14 @@ class PoolState:
         self._slots: tuple[tuple[Slot, ...], ...] = ()
         self._first_slot: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._several: tuple[int, ...] = ()
-        self._key = key
+        self.shadows = Shadows()
+        self.cold = ColdCaps(policy_rules.cold_tokens_per_s, policy_rules.cold_s)
+        self.others = OthersLoad(policy_rules.engine_load_fresh_s)
+        self._seats: _Seats | None = None
+        self._new: tuple[int, ...] = ()
+        self._new_until_s = self._new_looked_s = -math.inf
+        self.served: ServedModels | None = None  # by its workers' own word, once one has answered
+        self.key = self._key = key
         self.key_id = key.key_id
         self._roots: dict[str | None, int] = {}
         self.set_workers(workers, -math.inf)
@@ -156,6 +175,36 @@ class PoolState:
         up = int(np.count_nonzero(self.health.up_at(time.monotonic()) & ~self.draining))
         return self._max_in_flight * (up or max(1, int(np.count_nonzero(self.present))))
 
+    def seats(self, book: CoefficientBook) -> _Seats:
+        """What the decision needs of the targets, made anew when they or their coefficients changed."""
+        found = self._seats
+        if found is None or found.targets is not self.targets or found.edition != book.edition:
+            used = [book.in_use(self.name, t.hardware) for t in self.targets]
+            found = self._seats = _Seats(
+                self.targets, book.edition,
+                SlotMap.of([[s.number for s in slots] for slots in self._slots]),
+                np.array([_name_key(f"{t.worker}/{t.rank}") for t in self.targets], np.uint64),
+                table_of([v.rates for v in used]), tuple(v.name for v in used),
+            )  # fmt: skip
+            self._new_until_s = float(self.added_s.max(initial=-math.inf)) + self.cold.new_s
+            self._new_looked_s = -math.inf
+        return found
+
+    def new_targets(self, now_s: float) -> tuple[int, ...]:
+        """Who joined less than `cold_s` ago and holds less than half as many blocks as the median worker. Looked at four times a second."""
+        if now_s >= self._new_until_s:
+            return ()
+        if now_s - self._new_looked_s > 0.25:
+            self._new_looked_s = now_s
+            held = [
+                sum(self._index.held_blocks(s.number) for s in slots) if here else -1
+                for slots, here in zip(self._slots, self.present, strict=True)
+            ]
+            median = float(np.median([h for h in held if h >= 0] or [0]))
+            joined = np.flatnonzero(self.present & (now_s - self.added_s < self.cold.new_s))
+            self._new = tuple(t for t in joined.tolist() if 2 * held[t] < median)
+        return self._new
+
     def slots_of(self, target: int) -> tuple[Slot, ...]:
         return self._slots[target]
 
@@ -180,8 +229,9 @@ class PoolState:
             log.warning("pool %s: a worker has blocks of %d tokens, the pool of %d", self.name, block_size, self.block_size)
         self.block_size_conflicts += 1
 
-    def chain(self, ids: npt.NDArray[np.uint32], lora: str | None, salt: str | None) -> U64 | None:
-        """Names of the prompt's full blocks; None while the block size is unknown."""
+    def chain(self, ids: npt.NDArray[np.uint32], lora: str | None, salt: str | None, known: U64 | None = None) -> U64 | None:
+        """Names of the prompt's full blocks; None while the block size is unknown. known: names of its first blocks, of the same size,
+        adapter and salt."""
         if self.block_size is None:
             return None
         root = self._roots.get(lora)
@@ -189,18 +239,35 @@ class PoolState:
             root = root_hash(self._key, self.name, lora)
             if len(self._roots) < 4096:
                 self._roots[lora] = root
+        if known is not None and len(known):
+            new = hash_chain(self._key, int(known[-1]), ids[len(known) * self.block_size :], self.block_size)
+            return np.concatenate([known, new])
         return hash_chain(self._key, root, ids, self.block_size, salted_extras(self._key, len(ids) // self.block_size, salt))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Seats:
+    """Of a pool's targets, by number: slots, names as numbers, rates and the version that these come from."""
+
+    targets: tuple[Target, ...]
+    edition: int
+    slots: SlotMap
+    keys: U64
+    rates: F64
+    versions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Decided:
-    """A choice with all that it was made from."""
+    """A choice with all that it was made from. coefficients_version: of the chosen target's rates. decide_us: shadows included."""
 
     pool: PoolState
     target: Target
     choice: Choice
     now: Situation
     terms: Terms
+    shadows: tuple[ShadowPick, ...]
+    coefficients_version: str
     decide_us: float
 
     @property
@@ -210,6 +277,16 @@ class Decided:
     def predicted_cached_tokens(self) -> int:
         """Confirmed and expected, as the engine would report it."""
         return min(int(self.now.expected[self.target.number]), most_cached_tokens(self.now.prompt_tokens, self.now.block_size))
+
+    def missing(self, prompt: Prompt) -> U64:
+        """Blocks of the prompt that the chosen target does not hold and will, shape (blocks,); none where their names are not known."""
+        if prompt.chain is None or prompt.block_size is None or prompt.source == "text":
+            return np.zeros(0, np.uint64)
+        return prompt.chain[int(self.now.held[self.target.number]) // prompt.block_size :]
+
+    def expected_s(self, ttl_s: float) -> float:
+        """For how long they are expected: ttl_s beyond the predicted first token."""
+        return ttl_s + self.prefill_s + float(self.terms.queue_s[self.target.number])
 
     def ranking(self) -> npt.NDArray[np.int64]:
         """Targets by cost, the chosen one first."""
@@ -248,19 +325,25 @@ class Pools:
         rng: random.Random,
         choose_rank: bool = True,
         worker_rules: WorkerRules = WorkerRules(),  # noqa: B008 - a frozen value
+        policy_rules: PolicyRules = PolicyRules(),  # noqa: B008 - a frozen value
+        book: CoefficientBook | None = None,
     ) -> None:
         self.index = PrefixIndex()
         self._key_id = key.key_id
         self._other_key: set[int] = set()  # slot numbers
         self._strangers: set[WorkerId] = set()
         self._coefficients, self._rules, self._rng = coefficients, rules, rng
+        self._policy_rules = policy_rules
+        self.book = CoefficientBook(coefficients.rates) if book is None else book
         self.by_name: dict[str, PoolState] = {
             p.name: PoolState(
                 p, fleet.workers_of(p.name), tokenizers.get(p.name), POLICIES[policy](coefficients), self.index, key, worker_rules,
-                choose_rank,
+                choose_rank, policy_rules,
             )
             for p in fleet.pools
         }  # fmt: skip
+        for p in fleet.pools:
+            self.set_shadows(p.name, policy_rules.shadows)
         self._by_model = {s.model: s for s in reversed(self.by_name.values())}
 
     def __iter__(self) -> Iterator[PoolState]:
@@ -321,56 +404,133 @@ class Pools:
         """From the next decision on. Raises KeyError for a pool or policy that there is not."""
         self.by_name[pool].policy = POLICIES[policy](self._coefficients)
 
+    def set_shadows(self, pool: str, policies: Sequence[str]) -> None:
+        """From the next decision on, with counts at 0. Raises KeyError for a pool or policy that there is not, ValueError for too many."""
+        made = [POLICIES[name](self._coefficients) for name in policies]
+        self.by_name[pool].shadows = Shadows(made, self._rng.getrandbits(32) if made else 0)
+
+    def hear_load(self, pool: PoolState, load: WorkerLoad, wall_s: float, now_s: float) -> None:
+        """An engine's own load: others' requests show there. wall_s: unix seconds now; now_s: monotonic seconds now."""
+        pool.newest_load[load.worker, load.rank] = load
+        for t in pool.targets:
+            if t.worker == load.worker and (t.rank is None or t.rank == load.rank) and pool.present[t.number]:
+                parts = [pool.newest_load.get((s.worker, s.rank)) for s in t.sources]
+                read = [(p.running, p.waiting, p.time_s) for p in parts if p is not None and p.up]
+                if len(read) == len(parts) and all(running is not None for running, _, _ in read):
+                    age_s = max(0.0, wall_s - min(at_s for _, _, at_s in read))
+                    running, waiting = sum(r or 0.0 for r, _, _ in read), sum(w or 0.0 for _, w, _ in read)
+                    pool.others.hear(t.number, running, waiting, now_s - age_s)
+
+    def learn(
+        self, decided: Decided, prompt_tokens: int | None, cached_tokens: int | None, ttft_s: float | None,
+        engine_ttft_s: float | None, engine_queue_s: float | None,
+    ) -> None:  # fmt: skip
+        """A request was answered (200) where it was dispatched to: its prefill seconds are an observation for the fits."""
+        empty = bool(decided.now.queue_s[decided.target.number] == 0.0)
+        entry = self.book.entry(decided.pool.name, decided.target.hardware)
+        entry.window.observe(prompt_tokens, cached_tokens, prefill_seconds(ttft_s, engine_ttft_s, engine_queue_s, empty))
+
     def for_model(self, model: str | None) -> tuple[PoolState, str | None] | None:
         """The pool that serves a model name, and the LoRA adapter that the name means there, or None.
 
-        Rule: a pool's own model name is its base model; in a fleet of one pool any other name is taken for an adapter of it (the engine
-        answers 404 when it is none); no name at all means the first pool.
+        Rule: a pool's own model name is its base model; then what its workers say that they serve, bases and adapters; in a fleet of one
+        pool any other name is taken for an adapter of it (the engine answers 404 when it is none); no name at all means the first pool.
         """
         if model is None:
             return next(iter(self.by_name.values())), None
         if model in self._by_model:
             return self._by_model[model], None
+        for pool in self.by_name.values():
+            if pool.served is not None and model in pool.served.names:
+                return pool, None
+            if pool.served is not None and model in pool.served.adapters:
+                return pool, model
         if len(self.by_name) == 1:
             return next(iter(self.by_name.values())), model
         return None
 
     def trust(self, pool: PoolState, now_s: float) -> npt.NDArray[np.uint8]:
         """Trust codes by target: what the events say, and no more than the bridge's silence and key and the index's lag allow."""
-        age_s = now_s - np.minimum(self.index.heard_s, self.index.level_s)
-        cap = np.where(age_s > self._rules.blind_after_s, BLIND, np.where(age_s > self._rules.stale_after_s, DEGRADED, 255))
+        trust = self.index.trust
         if self._other_key:
-            cap[list(self._other_key)] = BLIND
-        return pool.by_slot(np.minimum(self.index.trust, cap), worst=True).astype(np.uint8)
-
-    def decide(self, pool: PoolState, prompt: Prompt, excluded: set[int], now_s: float) -> Decided | None:
-        """Chooses among the targets that `PoolState.allowed` leaves. None: nobody."""
-        started = time.perf_counter()
-        n = len(pool.targets)
-        allowed = pool.allowed(excluded, now_s)
-        block_size = prompt.block_size or 1
-        trust = self.trust(pool, now_s)
-        if prompt.chain is None:
-            held = gpu = expected = np.zeros(n, np.int64)
-        else:
-            overlap = self.index.match(prompt.chain, now_s)
-            held, gpu, expected = (pool.by_slot(a) * block_size for a in overlap)
-        now = Situation(
-            prompt.tokens if prompt.tokens is not None else prompt.guessed_tokens, block_size, held, gpu, expected, trust,
-            pool.load.queue_s(now_s), pool.load.decoding, pool.load.in_flight, allowed,
+            trust = trust.copy()
+            trust[list(self._other_key)] = BLIND
+        return trust_by_target(
+            pool.seats(self.book).slots, trust, self.index.heard_s, float(self.index.level_s),
+            now_s - self._rules.stale_after_s, now_s - self._rules.blind_after_s,
         )  # fmt: skip
-        costs = terms(now, self._coefficients)
+
+    def decide(self, pool: PoolState, prompt: Prompt, excluded: set[int], now_s: float, session: str | None = None) -> Decided | None:
+        """Chooses among the targets that `PoolState.allowed` and the rules of policy/eligible.py leave. None: nobody."""
+        started = time.perf_counter()
+        now = self._situation(pool, prompt, excluded, now_s, session)
+        seats = pool.seats(self.book)
+        costs = terms(now, self._coefficients, seats.rates)
         choice = pool.policy.choose(now, costs, self._rng)
         if choice is None:
             return None
-        return Decided(pool, pool.targets[choice.worker], choice, now, costs, (time.perf_counter() - started) * 1e6)
+        shadows = pool.shadows.picks(now, costs, choice.worker)
+        return Decided(
+            pool, pool.targets[choice.worker], choice, now, costs, shadows, seats.versions[choice.worker],
+            (time.perf_counter() - started) * 1e6,
+        )  # fmt: skip
+
+    def _situation(self, pool: PoolState, prompt: Prompt, excluded: set[int], now_s: float, session: str | None) -> Situation:
+        seats, load = pool.seats(self.book), pool.load
+        n = len(seats.targets)
+        tokens = prompt.tokens if prompt.tokens is not None else prompt.guessed_tokens
+        block_size = prompt.block_size or 1
+        trust = self.trust(pool, now_s)
+        if prompt.chain is None or prompt.source == "text" or not prompt.reads_cache:
+            held = np.zeros((4, n), np.int64)
+        else:
+            found = self.index.match(prompt.chain, now_s)
+            held = tokens_by_target(seats.slots, _tiers(found), found.expected, block_size)
+        pool.others.note(load.in_flight, now_s)
+        queue_s, decoding, in_flight = load.queue_s(now_s), load.decoding.copy(), load.in_flight.copy()
+        others = pool.others.load(n, now_s)
+        if others is not None:
+            queue_s += others[0]
+            decoding += np.rint(others[1]).astype(np.int64)
+            in_flight += np.rint(others[2]).astype(np.int64)
+        cold_left = pool.cold.left(n, pool.new_targets(now_s), now_s)
+        gpu, cpu, disk, expected = held
+        allowed = eligible(
+            pool.allowed(excluded, now_s),
+            tokens,
+            gpu,
+            cpu,
+            disk,
+            expected,
+            trust,
+            pool.draining,
+            cold_left,
+            self._policy_rules.drain_min_hit,
+        )
+        return Situation(
+            tokens, block_size, gpu, cpu, disk, expected, trust, queue_s, decoding, in_flight, allowed, pool.draining, cold_left,
+            seats.keys, None if session is None else _name_key(session),
+            int(prompt.chain[0]) if prompt.chain is not None and len(prompt.chain) else None,
+        )  # fmt: skip
 
     def expect(self, decided: Decided, prompt: Prompt, ttl_s: float, now_s: float) -> list[int]:
-        """Enters the prompt's unconfirmed blocks as expected on the chosen target. Returns the tickets to drop when it comes to nothing."""
-        if prompt.chain is None or prompt.block_size is None:
-            return []
-        missing = prompt.chain[int(decided.now.held[decided.target.number]) // prompt.block_size :]
+        """The request is dispatched: books what cold caps and others' load need, and enters the prompt's unconfirmed blocks as expected on
+        the chosen target. Call it before the flight is admitted. Returns the tickets to drop when it comes to nothing."""
+        pool, number = decided.pool, decided.target.number
+        pool.cold.take(number, decided.now.prompt_tokens - decided.predicted_cached_tokens(), now_s)
+        pool.others.sent(number, int(pool.load.in_flight[number]) + 1, decided.prefill_s, now_s)
+        missing = decided.missing(prompt)
         if not len(missing):
             return []
-        expires_s = now_s + ttl_s + decided.prefill_s + float(decided.terms.queue_s[decided.target.number])
+        expires_s = now_s + decided.expected_s(ttl_s)
         return [self.index.expect(s.number, missing, expires_s) for s in decided.pool.slots_of(decided.target.number)]
+
+
+def _tiers(found: Overlaps) -> tuple[npt.NDArray[np.int32], ...]:
+    """Blocks on GPU, CPU and disk, by slot."""
+    return found.gpu, found.held - found.gpu, np.zeros_like(found.gpu)
+
+
+def _name_key(name: str) -> int:
+    """A name as a number that all routers agree on."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")

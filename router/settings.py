@@ -5,14 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-from router.policy.cost import Coefficients
-from router.policy.policies import POLICIES
+from router.policy.book import CoefficientBook
+from router.policy.cost import Coefficients, Rates
+from router.policy.policies import POLICIES, policies_help
+from router.policy.rules import PolicyRules
+from router.policy.shadows import MOST_SHADOWS
+from router.replicas.addresses import checked_address
 from router.workers.breaker import BreakerRules
 from router.workers.probes import ProbeRules
 from router.workers.rules import WorkerRules
+from schemas.fleet import TokensBy
 from schemas.settings import Settings
+
+
+class HardwareRates(BaseModel):
+    """What differs from the settings of the same names for one kind of hardware."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    prefill_base_s: float | None = Field(None, ge=0)
+    prefill_a: float | None = Field(None, gt=0)
+    prefill_b: float | None = Field(None, ge=0)
+    decode_c0: float | None = Field(None, ge=0)
+    decode_c: float | None = Field(None, ge=0)
+    load_cpu_s_per_token: float | None = Field(None, ge=0)
+    load_disk_s_per_token: float | None = Field(None, ge=0)
 
 
 class RouterSettings(Settings):
@@ -25,19 +44,49 @@ class RouterSettings(Settings):
     admin_port: int = Field(8081, ge=0, le=65535, description="loopback port of the admin endpoints; 0 takes a free one")
     fleet: Path = Field(Path("fleet.toml"), description="fleet file: pools and workers (form: schemas/fleet.py)")
     router_name: str = Field("router", min_length=1, max_length=200, description="name of this replica in decisions")
-    policy: str = Field("cost", description=f"who takes a request: {', '.join(POLICIES)}")
+    policy: str = Field("cost", description=f"who takes a request. {policies_help()}")
+    shadow_policies: list[str] = Field(
+        [], max_length=MOST_SHADOWS, description="policies that choose beside it without effect, recorded and counted; names as in `policy`"
+    )
     seed: int | None = Field(None, description="seed of tie breaking, for runs that must repeat; default: drawn")
 
     alpha: float = Field(Coefficients().alpha, ge=0, description="weight of waiting against computing")
     beta: float = Field(Coefficients().beta, ge=0, description="how much each decoding request makes a prefill dearer")
-    prefill_a: float = Field(Coefficients().a, gt=0, description="prefill seconds a token")
-    prefill_b: float = Field(Coefficients().b, ge=0, description="prefill seconds a token squared (attention)")
-    decode_c: float = Field(Coefficients().c, ge=0, description="seconds an output token for each request decoding beside it")
+    prefill_base_s: float = Field(Rates().base_s, ge=0, description="seconds that each prefill takes besides its tokens")
+    prefill_a: float = Field(Rates().a, gt=0, description="prefill seconds a token")
+    prefill_b: float = Field(Rates().b, ge=0, description="prefill seconds a pair of a token and one before it (attention)")
+    decode_c0: float = Field(Rates().c0, ge=0, description="seconds an output token; matters where hardware differs")
+    decode_c: float = Field(Rates().c1, ge=0, description="seconds an output token for each request decoding beside it")
+    load_cpu_s_per_token: float = Field(Rates().load_cpu_s_per_token, ge=0, description="seconds to load a token's KV from CPU memory")
+    load_disk_s_per_token: float = Field(Rates().load_disk_s_per_token, ge=0, description="the same, from disk or a remote store")
+    hardware: dict[str, HardwareRates] = Field(
+        {},
+        description="what differs for workers with this `hardware` label in the fleet file: prefill_base_s, prefill_a, prefill_b, "
+        "decode_c0, decode_c, load_cpu_s_per_token, load_disk_s_per_token; in a settings file [route.hardware.h100]",
+    )
+    adopt_fits: bool = Field(
+        False, description="choose by prefill coefficients fitted from outcomes; else they are only shown (admin port)"
+    )
+    fits_file: Path | None = Field(None, description="JSON file that keeps fitted coefficients over restarts; default: they are forgotten")
+    fit_every_s: float = Field(30.0, gt=0, description="how often the router looks whether outcomes give better coefficients")
     expected_output_tokens: float = Field(Coefficients().expected_output_tokens, ge=0, description="output tokens expected of a request")
-    lower_tier_weight: float = Field(Coefficients().lower_tier_weight, ge=0, le=1, description="worth of a block below the GPU, 0 to 1")
     degraded_weight: float = Field(Coefficients().degraded_weight, ge=0, le=1, description="worth of overlap on a degraded worker, 0 to 1")
     expect_ttl_s: float = Field(
         2.0, ge=0, description="seconds beyond the predicted first token for which a dispatch counts as expected blocks"
+    )
+    drain_min_hit: float = Field(
+        PolicyRules().drain_min_hit, ge=0, le=1, description="share of a prompt that a draining worker must hold to be given it"
+    )
+    cold_tokens_per_s: float = Field(
+        PolicyRules().cold_tokens_per_s,
+        ge=0,
+        description="uncached prompt tokens a second that a worker is given when it is new; 0: no cap",
+    )
+    cold_s: float = Field(
+        PolicyRules().cold_s, ge=0, description="seconds for which a worker is new, at most until it holds half as much as the others"
+    )
+    engine_load_fresh_s: float = Field(
+        PolicyRules().engine_load_fresh_s, ge=0, description="how long an engine's own load counts, for what others send there; 0: never"
     )
 
     stale_after_s: float = Field(
@@ -66,12 +115,32 @@ class RouterSettings(Settings):
     choose_rank: bool = Field(True, description="with several data-parallel ranks (vLLM), choose the rank by X-data-parallel-rank")
     max_body_bytes: int = Field(32 << 20, ge=1024, description="largest request body")
     connect_timeout_s: float = Field(2.0, gt=0, description="for the connection to a worker")
-    read_timeout_s: float = Field(600.0, gt=0, description="longest silence of a worker while it answers")
+    first_byte_timeout_s: float = Field(
+        600.0, gt=0, description="for the first byte of an answer's body: queue and prefill, or the whole of an answer that does not stream"
+    )
+    idle_timeout_s: float = Field(300.0, gt=0, description="longest silence of a worker within an answer")
+    upstream_ca_file: Path | None = Field(
+        None, description="PEM file of the authorities that https workers are checked with; default: the system's"
+    )
+    upstream_verify: bool = Field(True, description="check the certificates of https workers; only a closed network can do without")
+    client_timeout_s: float = Field(
+        60.0, gt=0, description="for a client to send its whole request, and longest time for which it takes nothing of its answer"
+    )
+    max_head_bytes: int = Field(64 << 10, ge=1024, description="largest request line and headers together; more is told 431")
+    max_headers: int = Field(128, ge=8, description="most headers of a request; more is told 431")
     max_prompt_chars: int = Field(
         4_000_000, ge=0, description="longer prompts (characters after the chat template) are not tokenized but routed by load; 0: no limit"
     )
     max_waiting_prompts: int = Field(
         256, ge=0, description="long prompts that may wait for a tokenizer thread; more are not tokenized but routed by load"
+    )
+    tokens: TokensBy = Field(
+        "auto",
+        description="how prompts become token ids, unless the fleet file's pool says: exact (its tokenizer), engine (the workers' /tokenize), "
+        "text (pieces of text and an approximate index); auto: exact with a tokenizer, else engine. What cannot be read so goes by its text",
+    )
+    known_chats_mb: int = Field(
+        64, ge=1, description="megabytes of conversations kept for each pool with a tokenizer, so that only their new messages are read"
     )
     tokenize_timeout_s: float = Field(2.0, gt=0, description="for the engine's /tokenize")
     attempts: int = Field(3, ge=1, le=64, description="workers tried before a request is given up")
@@ -106,15 +175,26 @@ class RouterSettings(Settings):
         0.0, ge=0, description="how long after SIGTERM /readyz says 503 before connections are refused, for a load balancer to see it"
     )
     drain_s: float = Field(30.0, ge=0, description="how long requests may take to end after that")
+    replica_listen: str | None = Field(
+        None, description="ZeroMQ address on which this router tells its replicas of its requests: tcp://10.0.0.7:5570; default: none"
+    )
+    replica_peers: tuple[str, ...] = Field(
+        (), description="addresses of the other replicas, or one whose name leads to all of them, such as tcp://routers:5570"
+    )
+    replica_secret_file: Path | None = Field(
+        None, description="file with 64 hexadecimal digits (openssl rand -hex 32), the same for all replicas: what they tell is encrypted"
+    )
     record_buffer: int = Field(
         20_000, ge=1, description="decisions and outcomes held while the stream is away; more are dropped and counted"
     )
 
-    @field_validator("policy")
+    @field_validator("policy", "shadow_policies")
     @classmethod
-    def _known(cls, value: str) -> str:
-        if value not in POLICIES:
-            raise ValueError(f"must be one of {', '.join(POLICIES)}")
+    def _known(cls, value: str | list[str]) -> str | list[str]:
+        if any(name not in POLICIES for name in ([value] if isinstance(value, str) else value)):
+            raise ValueError(f"must be one of {', '.join(POLICIES)}" if isinstance(value, str) else f"must be of {', '.join(POLICIES)}")
+        if isinstance(value, list) and len(set(value)) != len(value):
+            raise ValueError("names a policy twice")
         return value
 
     @field_validator("retry_statuses")
@@ -135,9 +215,41 @@ class RouterSettings(Settings):
             worker_drain_s=self.worker_drain_s,
         )  # fmt: skip
 
+    def rates(self, hardware: HardwareRates | None = None) -> Rates:
+        """Of hardware with these differences."""
+        own = hardware or HardwareRates()
+        return Rates(
+            base_s=_first(own.prefill_base_s, self.prefill_base_s), a=_first(own.prefill_a, self.prefill_a),
+            b=_first(own.prefill_b, self.prefill_b), c0=_first(own.decode_c0, self.decode_c0), c1=_first(own.decode_c, self.decode_c),
+            load_cpu_s_per_token=_first(own.load_cpu_s_per_token, self.load_cpu_s_per_token),
+            load_disk_s_per_token=_first(own.load_disk_s_per_token, self.load_disk_s_per_token),
+        )  # fmt: skip
+
+    @field_validator("replica_listen")
+    @classmethod
+    def _listens(cls, value: str | None) -> str | None:
+        return None if value is None else checked_address(value, listens=True)
+
+    @field_validator("replica_peers")
+    @classmethod
+    def _connects(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(checked_address(v) for v in value)
+
     def coefficients(self) -> Coefficients:
         return Coefficients(
-            alpha=self.alpha, beta=self.beta, a=self.prefill_a, b=self.prefill_b, c=self.decode_c,
-            expected_output_tokens=self.expected_output_tokens,
-            lower_tier_weight=self.lower_tier_weight, degraded_weight=self.degraded_weight,
+            alpha=self.alpha, beta=self.beta, expected_output_tokens=self.expected_output_tokens,
+            degraded_weight=self.degraded_weight, rates=self.rates(),
         )  # fmt: skip
+
+    def policy_rules(self) -> PolicyRules:
+        return PolicyRules(self.drain_min_hit, self.cold_tokens_per_s, self.cold_s, self.engine_load_fresh_s, tuple(self.shadow_policies))
+
+    def coefficient_book(self) -> CoefficientBook:
+        """Reads `fits_file`. Raises SettingsError when it is not what it should be."""
+        return CoefficientBook(
+            self.rates(), {name: self.rates(own) for name, own in self.hardware.items()}, self.adopt_fits, self.fits_file
+        )
+
+
+def _first(own: float | None, otherwise: float) -> float:
+    return otherwise if own is None else own

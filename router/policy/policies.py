@@ -1,8 +1,10 @@
-"""Who takes a request: by the cost model, or by something simpler. Pure.
+"""Who takes a request: by the cost model, or by something simpler (baselines.py). Pure.
 
-Ties are broken at random among costs that differ by less than `tie_s`: a fixed order would send every cold prompt to the same worker.
+Ties are broken at random among costs that differ by less than `tie_s`: a fixed order would send every cold prompt to the same worker, and
+all replicas of a router to the same one.
 
-To add a policy: write a class with `choose`, and name it in `POLICIES`.
+A policy sees who may be chosen as `Situation.allowed`, with the rules of eligible.py applied; it gets its randomness from its caller and is
+deterministic under it. To add a policy: write a class with `choose`, and name it in `POLICIES`.
 """
 
 from __future__ import annotations
@@ -10,93 +12,57 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
-import numpy as np
+from router.policy.baselines import (
+    BoundedLoadHash,
+    CacheAware,
+    LeastLoaded,
+    MaxPrefix,
+    Random,
+    RoundRobin,
+    SessionHash,
+)
+from router.policy.choice import Choice, Policy, least
+from router.policy.cost import Coefficients, Situation, Terms
 
-from router.policy.cost import F64, Coefficients, Mask, Situation, Terms
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Choice:
-    """worker: index into the arrays. score: what was minimised, shape (workers,), or None."""
-
-    worker: int
-    score: F64 | None
-
-
-class Policy(Protocol):
-    name: str
-    version: str
-
-    def choose(self, now: Situation, terms: Terms, rng: random.Random) -> Choice | None:
-        """None: nobody is allowed."""
+__all__ = ["POLICIES", "Choice", "Cost", "Kind", "Policy"]
 
 
+@dataclass(slots=True)
 class Cost:
     """The least cost."""
 
-    name = "cost"
-    version = "1"
-
-    def __init__(self, coefficients: Coefficients) -> None:
-        self._tie_s = coefficients.tie_s
+    tie_s: float
+    name: str = "cost"
+    version: str = "2"
 
     def choose(self, now: Situation, terms: Terms, rng: random.Random) -> Choice | None:
-        return _least(terms.cost_s, now.allowed, self._tie_s, rng)
+        return least(terms.cost_s, now.allowed, self.tie_s, rng)
 
 
-class LeastLoaded:
-    """The fewest requests in flight, whatever they hold."""
+class Kind(NamedTuple):
+    """A policy that can be named in the settings."""
 
-    name = "least_loaded"
-    version = "1"
+    make: Callable[[Coefficients], Policy]
+    help: str
 
-    def choose(self, now: Situation, terms: Terms, rng: random.Random) -> Choice | None:
-        return _least(now.in_flight.astype(np.float64), now.allowed, 0.0, rng)
-
-
-class Random:
-    name = "random"
-    version = "1"
-
-    def choose(self, now: Situation, terms: Terms, rng: random.Random) -> Choice | None:
-        able = np.flatnonzero(now.allowed)
-        return Choice(int(able[rng.randrange(len(able))]), None) if len(able) else None
+    def __call__(self, coefficients: Coefficients) -> Policy:
+        return self.make(coefficients)
 
 
-class RoundRobin:
-    """One after the other, leaving out who is not allowed."""
-
-    name = "round_robin"
-    version = "1"
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def choose(self, now: Situation, terms: Terms, rng: random.Random) -> Choice | None:
-        n = len(now.allowed)
-        for step in range(n):
-            worker = (self._next + step) % n
-            if now.allowed[worker]:
-                self._next = worker + 1
-                return Choice(worker, None)
-        return None
-
-
-POLICIES: dict[str, Callable[[Coefficients], Policy]] = {
-    "cost": Cost,
-    "round_robin": lambda _: RoundRobin(),
-    "least_loaded": lambda _: LeastLoaded(),
-    "random": lambda _: Random(),
+POLICIES: dict[str, Kind] = {
+    "cost": Kind(lambda k: Cost(k.tie_s), "the least seconds: queue, prefill of what is not held, loading, decoding beside it"),
+    "round_robin": Kind(lambda _: RoundRobin(), "one after the other"),
+    "least_loaded": Kind(lambda _: LeastLoaded(), "the fewest requests in flight"),
+    "random": Kind(lambda _: Random(), "anyone"),
+    "session_hash": Kind(lambda _: SessionHash(), "always the same worker for a session, without one for a first block"),
+    "bounded_load_hash": Kind(lambda _: BoundedLoadHash(), "the same, but nobody above 1.25 times the mean requests in flight"),
+    "cache_aware": Kind(lambda _: CacheAware(), "the longest prefix if it is over 0.3 of the prompt, unless load is far apart"),
+    "max_prefix": Kind(lambda _: MaxPrefix(), "the longest prefix, whatever the load"),
 }
 """By name. Each pool gets a policy of its own, since some keep state."""
 
 
-def _least(score: F64, allowed: Mask, tie: float, rng: random.Random) -> Choice | None:
-    able = np.where(allowed, score, np.inf)
-    best = float(able.min(initial=np.inf))
-    if best == np.inf:
-        return None
-    near = np.flatnonzero(able <= best + tie)
-    return Choice(int(near[rng.randrange(len(near))] if len(near) > 1 else near[0]), score)
+def policies_help() -> str:
+    return "; ".join(f"{name}: {kind.help}" for name, kind in POLICIES.items())
