@@ -1,6 +1,6 @@
 """`warmwatch route`: the router's process, from its settings to a clean end.
 
-    /v1/chat/completions, /v1/completions   proxy.completion      routed by prefix, recorded
+    those of endpoints.py                   proxy.completion      routed by prefix, recorded
     /v1/models                              union over the pools
     /healthz  /readyz  /metrics             alive; able to do its job; for Prometheus
     anything else                           proxy.pass_through    to a worker by load
@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import uvicorn
 import uvloop
 
 from router.access.gate import Gate, Visit, visit_of
@@ -36,11 +35,15 @@ from router.access.tls import certificate_of
 from router.access.upstream_key import upstream_credentials
 from router.admin import Admin
 from router.ending import Ending
+from router.endpoints import ENDPOINTS
 from router.http.asgi import Receive, Scope, Send, header, respond, respond_json
+from router.http.server import Limits, Server
+from router.http.upstream import Timeouts, Upstream, client_tls
 from router.index.feed import LOOK_S, Feed, FeedSink
 from router.metrics import AccessCollector, ReplicasCollector, RouterMetrics, StateCollector, WorkersCollector
 from router.pools import Pools, PoolState, TrustRules
-from router.prompts.reader import PromptReader
+from router.prompts.reader import PromptReader, pool_tokens
+from router.prompts.served import ServedModels
 from router.prompts.tokens import LocalTokenizer
 from router.proxy import Proxy, client_session
 from router.records.recorder import Recorder
@@ -61,7 +64,7 @@ _FLUSH_S = 5.0
 _FIND_S = 2.0
 """How long the start waits for discovery; what it finds later joins then."""
 _OTHER_KEY = "blocks of {} match no prompt: the bridge has another hash key than this router; set the same hash_key for both"
-_COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
+_MODELS_EVERY_S = 10.0
 _BLOCK_SIZE_LABEL = re.compile(r'^vllm:cache_config_info\{[^}]*\bblock_size="(\d+)"', re.MULTILINE)
 
 
@@ -105,37 +108,29 @@ def listen(host: str, port: int, setting: str) -> Iterator[socket.socket]:
         yield listener
 
 
-class _Server(uvicorn.Server):
-    """uvicorn, without its way with signals, which are ending.py's."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def _serve(router: Router, listener: socket.socket, admin_listener: socket.socket) -> None:
     await router.start()
-    admin = _Server(router.uvicorn_config(Admin(router.pools, router.recorder, router.settings.router_name, router.membership)))
-    administering = asyncio.create_task(admin.serve(sockets=[admin_listener]))
+    server = router.server()
+    admin = Server(Admin(router.pools, router.recorder, router.settings.router_name, router.membership))
     try:
         at, admin_at = _url(listener, "http" if router.certificate is None else "https"), _url(admin_listener)
         if router.gate.is_open and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
             log.warning("whoever reaches %s may send requests: give keys (setting `api_keys_file`), or listen on loopback", at)
         log.info("routing on %s, admin on %s (%s)", at, admin_at, router.summary())
-        server = _Server(router.uvicorn_config(router))
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        await admin.start(admin_listener)
+        await server.start(listener)
         with router.ending.signals(router.read_fleet_anew):
-            print(f"READY router={at} admin={admin_at}", flush=True)  # the socket listens already: connections wait in its backlog
+            print(f"READY router={at} admin={admin_at}", flush=True)
             await router.ending.wait()
-            server.should_exit = True
+            draining = asyncio.create_task(server.drain(router.settings.drain_s))
             hurry = asyncio.create_task(router.ending.hurry.wait())
-            await asyncio.wait((serving, hurry), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
             hurry.cancel()
-            server.force_exit = router.ending.hurry.is_set()
-            await serving
+            if router.ending.hurry.is_set():
+                server.cut_off()
+            await draining
     finally:
-        admin.should_exit = True
-        await administering
+        await admin.drain(0)
         await router.stop()
 
 
@@ -168,7 +163,10 @@ class Router:
             random.Random(settings.seed),
             settings.choose_rank,
             settings.worker_rules(),
+            settings.policy_rules(),
+            settings.coefficient_book(),
         )
+        self._pool_tokens = pool_tokens(fleet, settings.tokens, tokenizers)
         specs = topic_specs(settings.topic_prefix)
         self.gate = Gate(settings.api_keys_file, settings.open_metrics)
         self.certificate = certificate_of(settings.tls_cert_file, settings.tls_key_file)
@@ -178,6 +176,8 @@ class Router:
             settings.forward_credentials,
             has_keys_file=settings.api_keys_file is not None,
         )
+        timeouts = Timeouts(settings.connect_timeout_s, settings.first_byte_timeout_s, settings.idle_timeout_s)
+        self._upstream = Upstream(timeouts, client_tls(settings.upstream_ca_file, settings.upstream_verify))
         self.metrics = RouterMetrics()
         self.recorder = Recorder(stream, specs, settings.topic_prefix, settings.record_buffer)
         self.membership = Membership(fleet, self.pools, self.recorder, settings.router_name, settings.worker_drain_s)
@@ -197,32 +197,33 @@ class Router:
         self._reading: asyncio.Task[None] | None = None
 
     def summary(self) -> str:
-        parts = (f"{p.name}: {int(p.present.sum())} targets, tokens by {'tokenizer' if p.tokenizer else 'engine'}" for p in self.pools)
+        modes = {p.name: self._pool_tokens[p.name].mode(p.tokenizer is not None) for p in self.pools}
+        parts = (f"{p.name}: {int(p.present.sum())} targets, tokens {modes[p.name]}" for p in self.pools)
         return f"policy {self.settings.policy}; " + "; ".join(parts)
 
-    def uvicorn_config(self, application: Router | Admin) -> uvicorn.Config:
-        certificate = self.certificate if application is self else None  # admin is loopback
-        return uvicorn.Config(
-            application, loop="none", http="httptools", ws="none", lifespan="off", interface="asgi3", log_config=None, access_log=False,
-            server_header=False, date_header=False, proxy_headers=False, timeout_keep_alive=75, backlog=2048,
-            timeout_graceful_shutdown=max(1, round(self.settings.drain_s)),
-            ssl_context_factory=(lambda *_: certificate.context) if certificate is not None else None,
-        )  # fmt: skip
+    def server(self) -> Server:
+        """The router's own, not started yet."""
+        s = self.settings
+        limits = Limits(s.max_head_bytes, s.max_headers, request_s=s.client_timeout_s, stall_s=s.client_timeout_s)
+        return Server(self, limits, None if self.certificate is None else self.certificate.context)
 
     async def start(self) -> None:
-        self._session = client_session(self.settings, self._credentials)
+        self._session = client_session(self._credentials)
+        self._upstream.start()
         self._prompts = PromptReader(
-            self._session, self.settings.tokenize_timeout_s, self.settings.max_prompt_chars, self.settings.max_waiting_prompts
-        )
+            self._session, self.settings.tokenize_timeout_s, self.settings.max_prompt_chars, self.settings.max_waiting_prompts,
+            self._pool_tokens, self.settings.known_chats_mb << 20,
+        )  # fmt: skip
         self._proxy = Proxy(
-            self.settings, self.pools, self._prompts, self._session, self.recorder, self.metrics, self._credentials, self.replicas
+            self.settings, self.pools, self._prompts, self._upstream, self.recorder, self.metrics, self._credentials, self.replicas
         )
         self.recorder.start()
         with contextlib.suppress(TimeoutError):  # before the feed, so that the first events find their workers
             async with asyncio.timeout(_FIND_S):
                 await self.watch.look(at_once=True, file=False)
         self.feed.start(asyncio.get_running_loop())
-        self._tasks = [asyncio.create_task(job(pool)) for pool in self.pools for job in (self._look_after, self._learn_block_size)]
+        jobs = (self._look_after, self._learn_block_size, self._learn_models)
+        self._tasks = [asyncio.create_task(job(pool)) for pool in self.pools for job in jobs]
         self._tasks.append(asyncio.create_task(self.watch.run()))
         self._tasks.append(asyncio.create_task(self.gate.follow()))
         if self.replicas is not None:
@@ -240,6 +241,7 @@ class Router:
             await self.replicas.stop()
         await asyncio.to_thread(self.feed.close)
         self._prompts.close()
+        self._upstream.close()
         await self._session.close()
 
     def read_fleet_anew(self) -> None:
@@ -268,7 +270,7 @@ class Router:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
-        if path in _COMPLETIONS and method == "POST":
+        if path in ENDPOINTS and method == "POST":
             await self._proxy.completion(scope, receive, send)
         elif path == "/v1/models" and method == "GET":
             await respond_json(send, 200, await self._models(visit_of(scope)))
@@ -333,6 +335,16 @@ class Router:
                 if visit.may_use(str(model.get("id"))):
                     found.setdefault(str(model.get("id")), model)
         return {"object": "list", "data": list(found.values())}
+
+    async def _learn_models(self, pool: PoolState) -> None:
+        """Adapters come and go while engines run, so their workers are asked again and again."""
+        while True:
+            try:
+                pool.served = ServedModels.of(await self._models_of(pool)) or pool.served
+            except Exception:  # the top of this task's loop
+                self.metrics.crashes.inc()
+                log.exception("asking the pool %s for its models failed", pool.name)
+            await asyncio.sleep(_MODELS_EVERY_S if pool.served is not None else self.settings.probe_every_s)
 
     async def _models_of(self, pool: PoolState) -> list[dict[str, Any]]:
         target = next((t for t in pool.here() if pool.health.up[t.number]), None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.http.asgi import RawHeaders
+from router.http.server import Call
 from router.http.usage import Usage
 from schemas.requests import Attempt
 
@@ -18,10 +19,11 @@ class Exchange:
     request_id: str  # of the records, unique; not always the client's
     id_headers: RawHeaders  # x-request-id as the client gave it, and the recorded one, for every answer
     path: str  # decoded, for records
-    target_path: str  # with its query, as the client wrote it
+    target_path: bytes  # with its query, as the client wrote it
     method: str
-    headers: list[tuple[str, str]] = field(repr=False)  # credentials, perhaps
+    header_lines: bytes = field(repr=False)  # that go on to the worker; credentials, perhaps
     body: bytes = field(repr=False)
+    client: Call = field(repr=False)
     model: str
     stream: bool | None
     route: str = "default"

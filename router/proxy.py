@@ -14,34 +14,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import orjson
-from yarl import URL
 
 from router.access.gate import visit_of
 from router.access.refusal import Refused
 from router.access.upstream_key import UpstreamCredentials
 from router.booking import Booking, Replicas
+from router.endpoints import ENDPOINTS, RESPONSES, broken_off, own_error, stored_response
 from router.exchange import Exchange
 from router.http.asgi import (
+    CLIENT,
     BodyTooLarge,
     ClientLeft,
-    Departure,
     RawHeaders,
     Receive,
     Scope,
     Send,
-    error_object,
     forwarded_request_headers,
     forwarded_response_headers,
     header,
+    header_lines,
     read_body,
     respond_json,
-    text_of,
+    value_of,
 )
+from router.http.server import Call
+from router.http.upstream import Answer, ConnectFailed, FirstByteTimeout, IdleTimeout, Upstream, UpstreamError
 from router.http.usage import StreamTail, WholeAnswer
 from router.metrics import RouterMetrics
 from router.pools import Decided, Pools, PoolState
@@ -51,14 +52,12 @@ from router.records.fields import decision_fields, decision_json, outcome_json
 from router.records.recorder import Recorder
 from router.records.request_ids import MOST_CHARACTERS, RecordedIds, new_id
 from router.settings import RouterSettings
+from router.stored_responses import StoredResponses
 from router.workers.admission import QueueFull
 from router.workers.health import retry_after_s
 from schemas.requests import Attempt
 
 log = logging.getLogger(__name__)
-
-_AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-"""Headers that aiohttp would add by itself: only the client's own go on."""
 
 
 class UpstreamTrouble(Exception):  # noqa: N818 - a value, named for what it is
@@ -69,26 +68,14 @@ class UpstreamTrouble(Exception):  # noqa: N818 - a value, named for what it is
         self.kind, self.retry = kind, retry
 
 
-def client_session(settings: RouterSettings, credentials: UpstreamCredentials) -> aiohttp.ClientSession:
-    """The one session to all workers: no pool limit, no cookies, bodies as they come, Nagle off (aiohttp's default)."""
-    trace = aiohttp.TraceConfig()
-    trace.on_request_headers_sent.append(_headers_sent)
+def client_session(credentials: UpstreamCredentials) -> aiohttp.ClientSession:
+    """For what the router itself asks the workers: health, models, /tokenize. Requests go by http/upstream.py."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=30),
+        connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=4),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=dict(credentials.added),
-        auto_decompress=False,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s, sock_read=settings.read_timeout_s),
-        trace_configs=[trace],
         trust_env=False,
     )
-
-
-async def _headers_sent(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
-    """The connection stands and the request is on it."""
-    on_sent = context.trace_request_ctx
-    if on_sent is not None:
-        on_sent()
 
 
 class Proxy:
@@ -97,22 +84,25 @@ class Proxy:
         settings: RouterSettings,
         pools: Pools,
         prompts: PromptReader,
-        session: aiohttp.ClientSession,
+        upstream: Upstream,
         recorder: Recorder,
         metrics: RouterMetrics,
         credentials: UpstreamCredentials = UpstreamCredentials(),  # noqa: B008 - a frozen value
         replicas: Replicas | None = None,
     ) -> None:
         self._settings, self._pools, self._prompts = settings, pools, prompts
-        self._session, self._recorder, self._metrics = session, recorder, metrics
+        self._upstream, self._recorder, self._metrics = upstream, recorder, metrics
         self._ids = RecordedIds()
+        self._stored = StoredResponses()
         self._retry_statuses = settings.worker_rules().retry_statuses
-        self._credentials = credentials
+        self._withheld, self._added_lines = credentials.withheld, header_lines(credentials.added)
         self._replicas = replicas
 
     async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST /v1/chat/completions and /v1/completions."""
+        """A POST to one of endpoints.py."""
+        endpoint = ENDPOINTS[scope["path"]]
         request_id, ids = self._identify(scope)
+        client: Call = scope[CLIENT]
         try:
             body = await read_body(receive, self._settings.max_body_bytes)
             content = orjson.loads(body)
@@ -122,14 +112,14 @@ class Proxy:
             return None
         except BodyTooLarge:
             text = f"the body is over {self._settings.max_body_bytes} bytes (setting max_body_bytes)"
-            return await respond_json(send, 413, error_object(413, text), ids)
+            return await respond_json(send, 413, own_error(scope["path"], 413, text), ids)
         except ValueError as e:
-            return await respond_json(send, 400, error_object(400, f"the body must be a JSON object: {e}"), ids)
+            return await respond_json(send, 400, own_error(scope["path"], 400, f"the body must be a JSON object: {e}"), ids)
         model = content.get("model")
         found = self._pools.for_model(model if isinstance(model, str) else None)
         if found is None:
             text = f"The model `{model}` does not exist. Valid models: {', '.join(sorted(p.model for p in self._pools))}."
-            return await respond_json(send, 404, error_object(404, text, "model"), ids)
+            return await respond_json(send, 404, own_error(scope["path"], 404, text, "model"), ids)
         pool, lora = found
         visit = visit_of(scope)
         visit.use(_name(model) or pool.model)
@@ -139,25 +129,28 @@ class Proxy:
             path=scope["path"],
             target_path=_target_path(scope),
             method=scope["method"],
-            headers=forwarded_request_headers(scope, self._credentials.withheld),
-            body=self._body_to_send(body, content),
+            header_lines=forwarded_request_headers(scope, self._withheld),
+            body=self._body_to_send(body, content) if endpoint.usage_option else body,
+            client=client,
             model=_name(model) or pool.model,
-            stream=_flag(content.get("stream")),
+            stream=_flag(content.get("stream")) if endpoint.generates else False,
             route=_name(header(scope, b"x-warmwatch-route")) or "default",
             tenant=visit.tenant or _name(header(scope, b"x-warmwatch-tenant")) or "default",
             session_id=_name(content.get("session_id")) or _name(header(scope, b"x-session-id")),
         )
         try:
-            async with Departure(receive) as departure:
-                prompt = await self._prompts.read(pool, content, len(body), lora)
-                self._metrics.prompt_read(pool.name, prompt)
-                visit.spend(prompt.guessed_tokens if prompt.tokens is None else prompt.tokens)
-                exchange.id_headers += visit.headers()
-                await self._serve(exchange, pool, prompt, send)
-            if departure.left:
-                exchange.error, exchange.status = "disconnect", None
+            prompt = await self._prompts.read(pool, content, len(body), lora, endpoint.reads)
+            self._metrics.prompt_read(pool.name, prompt)
+            visit.spend(prompt.guessed_tokens if prompt.tokens is None else prompt.tokens)
+            exchange.id_headers += visit.headers()
+            if endpoint.keeps:
+                self._keep_with_its_maker(exchange, pool, content.get("previous_response_id"))
+            await self._serve(exchange, pool, prompt, send)
         except asyncio.CancelledError:
-            exchange.error = "shutdown"
+            if client.left:
+                exchange.error, exchange.status = "disconnect", None
+            else:
+                exchange.error = "shutdown"
             raise
         except Refused as refused:
             exchange.status, exchange.error = refused.status, "rate limit"
@@ -177,18 +170,33 @@ class Proxy:
         except ClientLeft:
             return
         except BodyTooLarge:
-            await respond_json(send, 413, error_object(413, "the body is too large"), ids)
+            await respond_json(send, 413, own_error(scope["path"], 413, "the body is too large"), ids)
             return
+        stored = stored_response(scope["path"])
+        made_by = self._stored.worker_of(stored)
         found = self._pools.for_model(_model_in(body))
-        pool = found[0] if found else next(iter(self._pools))
+        pool = self._pools.by_name[made_by[0]] if made_by else found[0] if found else next(iter(self._pools))
         visit_of(scope).use(_model_in(body) or pool.model)
-        headers = forwarded_request_headers(scope, self._credentials.withheld)
-        exchange = Exchange(request_id, ids, scope["path"], _target_path(scope), scope["method"], headers, body, pool.model, None)
+        client: Call = scope[CLIENT]
+        exchange = Exchange(
+            request_id=request_id,
+            id_headers=ids,
+            path=scope["path"],
+            target_path=_target_path(scope),
+            method=scope["method"],
+            header_lines=forwarded_request_headers(scope, self._withheld),
+            body=body,
+            client=client,
+            model=pool.model,
+            stream=None,
+        )
+        self._keep_with_its_maker(exchange, pool, stored)
         try:
-            async with Departure(receive) as departure:
-                await self._serve(exchange, pool, Prompt.unknown(len(body)), send, recorded=False)
-            if departure.left:
+            await self._serve(exchange, pool, Prompt.unknown(len(body)), send, recorded=False)
+        except asyncio.CancelledError:
+            if client.left:
                 exchange.status = None
+            raise
         except Exception:
             await self._own_error(exchange, send)
         finally:
@@ -201,7 +209,7 @@ class Proxy:
         exchange.error = "internal"
         if not exchange.answering:
             exchange.status = 500
-            await respond_json(send, 500, error_object(500, "the router met an error of its own"), exchange.id_headers)
+            await respond_json(send, 500, own_error(exchange.path, 500, "the router met an error of its own"), exchange.id_headers)
 
     async def _serve(self, exchange: Exchange, pool: PoolState, prompt: Prompt, send: Send, recorded: bool = True) -> None:
         """Waits for a place at the pool's workers, and is told 429 when there is none."""
@@ -209,7 +217,7 @@ class Proxy:
             exchange.waited_s = await pool.admission.enter()
         except QueueFull as full:
             exchange.waited_s, exchange.error, exchange.status = full.waited_s, "queue full", 429
-            content = error_object(429, f"the pool {pool.name} is full: {full}")
+            content = own_error(exchange.path, 429, f"the pool {pool.name} is full: {full}")
             await respond_json(send, 429, content, [*exchange.id_headers, (b"retry-after", b"%d" % full.retry_after_s)])
             return
         try:
@@ -245,11 +253,11 @@ class Proxy:
             exchange.error = "no worker"
             status, text = 503, f"the pool {pool.name} has no worker that could be asked"
         elif trouble.kind == "timeout":
-            status, text = 504, f"the worker was silent for {self._settings.read_timeout_s:g} s"
+            status, text = 504, str(trouble)
         else:
             status, text = 503, f"no worker of the pool {pool.name} answers ({len(exchange.attempts)} tried); the last: {trouble}"
         exchange.status = status
-        await respond_json(send, status, error_object(status, text), exchange.id_headers)
+        await respond_json(send, status, own_error(exchange.path, status, text), exchange.id_headers)
 
     def _may_go_on(self, exchange: Exchange, pool: PoolState) -> bool:
         """Whether a request that got no answer goes to a further worker; then its retry is paid for."""
@@ -271,108 +279,108 @@ class Proxy:
         if recorded:
             exchange.decision = decision_fields(exchange, decided, prompt, self._settings.router_name)
             self._metrics.decided(decided)
-            exchange.predicted_tokens = None if prompt.chain is None else decided.predicted_cached_tokens()
+            exchange.predicted_tokens = decided.predicted_cached_tokens() if prompt.forecasts else None
         booking = Booking(self._pools, self._replicas, decided, prompt, exchange.stream is True, self._settings.expect_ttl_s, now_s)
         exchange.worker, exchange.rank, exchange.dispatched_s = target.worker, target.rank, now_s
         keeps_blocks = False
         try:
-            response = await self._open(exchange, decided)
+            answer = await self._open(exchange, decided)
             try:
-                keeps_blocks = response.status == 200
-                await self._relay(exchange, decided, prompt, response, booking, send, recorded)
+                keeps_blocks = answer.status == 200
+                await self._relay(exchange, decided, prompt, answer, booking, recorded)
             except BaseException:
                 keeps_blocks = False
-                response.close()
+                answer.close()
                 raise
-            finally:
-                response.release()
         finally:
             booking.end(keeps_blocks, time.monotonic())
 
-    async def _open(self, exchange: Exchange, decided: Decided) -> aiohttp.ClientResponse:
+    async def _open(self, exchange: Exchange, decided: Decided) -> Answer:
         """Sends the request and waits for the head of the answer."""
         target, health = decided.target, decided.pool.health
-        headers = [*exchange.headers, ("X-Request-Id", text_of(exchange.id_headers[0][1])), *target.headers, *self._credentials.added]
+        own = header_lines(target.headers) + self._added_lines
+        lines = b"".join((exchange.header_lines, b"x-request-id: ", exchange.id_headers[0][1], b"\r\n", own))
         try:
-            response = await self._session.request(
-                exchange.method,
-                URL(target.url + exchange.target_path, encoded=True),
-                data=exchange.body or None,
-                headers=headers,
-                skip_auto_headers=_AUTO_HEADERS,
-                allow_redirects=False,
-                trace_request_ctx=lambda: self._record_decision(exchange),
+            answer = await self._upstream.request(
+                target.url, exchange.method.encode(), exchange.target_path, lines, exchange.body, lambda: self._record_decision(exchange)
             )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as e:
+        except ConnectFailed as e:
             health.refused(target.number)
-            raise UpstreamTrouble("connect", str(e) or type(e).__name__, retry=True) from e
-        except TimeoutError as e:
+            raise UpstreamTrouble("connect", str(e), retry=True) from e
+        except FirstByteTimeout as e:
             health.broke(target.number)
-            raise UpstreamTrouble("timeout", str(e) or type(e).__name__, retry=False) from e
-        except (aiohttp.ClientError, OSError) as e:
+            raise UpstreamTrouble("timeout", str(e), retry=False) from e
+        except UpstreamError as e:
             health.broke(target.number)
             raise UpstreamTrouble("upstream", f"{type(e).__name__}: {e}", retry=True) from e
-        if response.status >= 400:
-            health.failed(target.number, response.status, retry_after_s(response.headers.get("retry-after")))
-            if self._goes_on(exchange, decided, response.status):
-                response.close()
-                raise UpstreamTrouble("status", f"the worker said {response.status}", retry=True)
+        if answer.status >= 400:
+            health.failed(target.number, answer.status, retry_after_s(value_of(answer.headers, b"retry-after")))
+            if self._goes_on(exchange, decided, answer.status):
+                answer.close()
+                raise UpstreamTrouble("status", f"the worker said {answer.status}", retry=True)
         exchange.error = None
-        return response
+        return answer
 
-    async def _relay(
-        self,
-        exchange: Exchange,
-        decided: Decided,
-        prompt: Prompt,
-        response: aiohttp.ClientResponse,
-        booking: Booking,
-        send: Send,
-        recorded: bool,
-    ) -> None:
+    async def _relay(self, exchange: Exchange, decided: Decided, prompt: Prompt, answer: Answer, booking: Booking, recorded: bool) -> None:
         """Chunk by chunk to the client. What is recorded is read for its usage too. Raises UpstreamTrouble when the answer breaks off."""
-        exchange.status = response.status
-        exchange.answering = True
-        streams = response.headers.get("content-type", "").startswith("text/event-stream")
-        await send(
-            {"type": "http.response.start", "status": response.status, "headers": self._headers(exchange, decided, prompt, response)}
-        )
+        client, health, target = exchange.client, decided.pool.health, decided.target
+        exchange.status, exchange.answering = answer.status, True
+        streams = (value_of(answer.headers, b"content-type") or "").startswith("text/event-stream")
         seen = None if not recorded else StreamTail() if streams else WholeAnswer()
-        health, target = decided.pool.health, decided.target.number
-        try:
-            async for chunk in response.content.iter_any():
-                if exchange.ttft_s is None and streams and not chunk.startswith(b":"):  # a comment is no content
-                    now_s = time.monotonic()
-                    exchange.ttft_s = now_s - (exchange.dispatched_s or now_s)
-                    booking.first_token(now_s)
-                    self._metrics.first_token(decided.pool.name, decided.target.worker, exchange.ttft_s)
-                if not exchange.response_bytes and response.status < 400:  # else `failed` has heard of it
-                    health.answered(target)
-                exchange.response_bytes += len(chunk)
-                if seen is not None:
-                    seen.add(chunk)
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        except (TimeoutError, aiohttp.ClientError, OSError) as e:
-            kind = "timeout" if isinstance(e, asyncio.TimeoutError) else "upstream"
-            if not exchange.response_bytes:  # engines send the head of a stream before they compute
-                health.broke(target)
-            if streams:  # say it in the stream; otherwise the connection ends short of its length
-                event = b"data: " + orjson.dumps(error_object(502, f"the worker's answer broke off: {type(e).__name__}")) + b"\n\n"
-                await send({"type": "http.response.body", "body": event, "more_body": False})
-            raise UpstreamTrouble(kind, f"{type(e).__name__}: {e}", retry=False) from e
-        if not exchange.response_bytes and response.status < 400:
-            health.answered(target)
-        if seen is not None and response.status == 200:
-            exchange.usage = seen.usage()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        awaits_token = streams
 
-    def _headers(self, exchange: Exchange, decided: Decided, prompt: Prompt, response: aiohttp.ClientResponse) -> RawHeaders:
-        headers = forwarded_response_headers(response.raw_headers)
+        def take(chunk: bytes) -> None:
+            nonlocal awaits_token
+            if awaits_token and (chunk.startswith(b"data:") or b"\ndata:" in chunk):  # a comment is no content
+                awaits_token = False
+                now_s = time.monotonic()
+                exchange.ttft_s = now_s - (exchange.dispatched_s or now_s)
+                booking.first_token(now_s)
+                self._metrics.first_token(decided.pool.name, target.worker, exchange.ttft_s)
+            if not exchange.response_bytes and answer.status < 400:  # else `failed` has heard of it
+                health.answered(target.number)
+            exchange.response_bytes += len(chunk)
+            if seen is not None:
+                seen.add(chunk)
+            client.write(chunk)
+
+        client.start(answer.status, self._headers(exchange, decided, prompt, answer))
+        client.source = answer
+        try:
+            await answer.relay(take)
+        except UpstreamError as e:
+            if not exchange.response_bytes:  # engines send the head of a stream before they compute
+                health.broke(target.number)
+            if streams:  # say it in the stream; otherwise the connection ends short of its length
+                client.write(broken_off(exchange.path, f"the worker's answer broke off: {type(e).__name__}"))
+                client.end()
+            else:
+                client.abort()
+            kind = "timeout" if isinstance(e, FirstByteTimeout | IdleTimeout) else "upstream"
+            raise UpstreamTrouble(kind, f"{type(e).__name__}: {e}", retry=False) from e
+        if not exchange.response_bytes and answer.status < 400:
+            health.answered(target.number)
+        if seen is not None and answer.status == 200:
+            exchange.usage = seen.usage()
+            if exchange.path == RESPONSES:
+                self._stored.made(seen.head, decided.pool.name, target.worker)
+        client.end()
+
+    def _headers(self, exchange: Exchange, decided: Decided, prompt: Prompt, answer: Answer) -> RawHeaders:
+        headers = forwarded_response_headers(answer.headers)
         headers += exchange.id_headers
         headers.append((b"x-warmwatch-worker", decided.target.worker.encode()))
-        if prompt.chain is not None:
+        if prompt.forecasts:
             headers.append((b"x-warmwatch-predicted-cached-tokens", b"%d" % decided.predicted_cached_tokens()))
         return headers
+
+    def _keep_with_its_maker(self, exchange: Exchange, pool: PoolState, response_id: object) -> None:
+        """What belongs to a stored response goes to the worker that made it, while that is there: no other knows it."""
+        made_by = self._stored.worker_of(response_id)
+        if made_by is not None and made_by[0] == pool.name:
+            others = {t.number for t in pool.targets if t.worker != made_by[1] or not pool.present[t.number]}
+            if len(others) < len(pool.targets):
+                exchange.tried |= others
 
     def _identify(self, scope: Scope) -> tuple[str, RawHeaders]:
         """The id of the records, and the headers that tell the client's own (or the new one, where it gave none) and the recorded one."""
@@ -400,12 +408,13 @@ class Proxy:
         self._record_decision(exchange)  # if its bytes never went out: nobody could be reached, or the client left first
         self._metrics.ended(pool.name, exchange.worker, exchange.status)
         self._metrics.reported(pool.name, exchange.usage.prompt_tokens, exchange.usage.cached_tokens, exchange.predicted_tokens)
-        self._recorder.outcome(exchange.request_id, outcome_json(exchange, time.monotonic()))
+        self._recorder.outcome(exchange.request_id, outcome_json(exchange, pool.name, self._settings.router_name, time.monotonic()))
 
 
-def _target_path(scope: Scope) -> str:
-    query = scope["query_string"]
-    return str((scope["raw_path"] + (b"?" + query if query else b"")).decode("latin-1"))
+def _target_path(scope: Scope) -> bytes:
+    path: bytes = scope["raw_path"]
+    query: bytes = scope["query_string"]
+    return path + b"?" + query if query else path
 
 
 def _name(value: object) -> str | None:

@@ -1,11 +1,9 @@
-"""Small pieces of HTTP over raw ASGI: bodies within a bound, JSON answers, OpenAI errors, headers, and the client that leaves."""
+"""Small pieces of HTTP over raw ASGI: bodies within a bound, JSON answers, OpenAI errors, headers."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import orjson
 
@@ -14,6 +12,9 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
+
+CLIENT = "warmwatch.client"
+"""Key of the scope under which the server puts the request's Call (server.py): the direct way to the client."""
 
 _HOP_BY_HOP = frozenset(
     (
@@ -29,7 +30,9 @@ _HOP_BY_HOP = frozenset(
     )
 )
 _END_TO_END = frozenset((b"content-length", b"content-type", b"content-encoding", b"authorization"))
-_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length"}
+_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"x-request-id"}
+_NONE_NAMED: frozenset[bytes] = frozenset()
+_NO_NAMES = frozenset((b"keep-alive", b"Keep-Alive", b"close"))
 _ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError", 413: "RequestTooLarge", 500: "InternalServerError", 503: "ServiceUnavailable"}
 
 
@@ -94,14 +97,28 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-def forwarded_request_headers(scope: Scope, withheld: frozenset[bytes] = frozenset()) -> list[tuple[str, str]]:
-    """What goes on to the worker: all but hop-by-hop headers, our own, and those withheld (lower case)."""
-    dropped = _NOT_FORWARDED | withheld | _named_by_connection(scope["headers"])
-    return [
-        (key.decode("latin-1"), text_of(value))
-        for key, value in scope["headers"]
-        if key not in dropped and key != b"x-request-id" and not key.startswith(b"x-warmwatch-")
-    ]
+def value_of(headers: RawHeaders, name: bytes) -> str | None:
+    """A header's value where names come as they were written; name: in lower case."""
+    for key, value in headers:
+        if len(key) == len(name) and key.lower() == name:
+            return text_of(value)
+    return None
+
+
+def forwarded_request_headers(scope: Scope, withheld: frozenset[bytes] = frozenset()) -> bytes:
+    """What goes on to the worker, as lines: all but hop-by-hop headers, our own, and those withheld (lower case)."""
+    headers = scope["headers"]
+    named = _named_by_connection(headers)
+    lines: list[bytes] = []
+    for key, value in headers:
+        if key not in _NOT_FORWARDED and key not in withheld and key not in named and not key.startswith(b"x-warmwatch-"):
+            lines += (key, b": ", value, b"\r\n")
+    return b"".join(lines)
+
+
+def header_lines(headers: Iterable[tuple[str, str]]) -> bytes:
+    """Headers of our own, as lines."""
+    return b"".join(f"{name}: {value}\r\n".encode() for name, value in headers)
 
 
 def forwarded_response_headers(raw: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
@@ -113,39 +130,7 @@ def forwarded_response_headers(raw: Iterable[tuple[bytes, bytes]]) -> RawHeaders
 
 def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
     """Headers that the sender means for this hop only, lower case (RFC 9110, 7.6.1). What tells its length, form or sender never is."""
-    named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
-    return frozenset(named - _END_TO_END)
-
-
-class Departure:
-    """While the block runs, a client that leaves cancels it; then `left` is True and the CancelledError ends at the block's edge.
-
-    Enter it when the request's body has been read: after that the only message to come is http.disconnect.
-    """
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._over = False
-        self.left = False
-
-    async def __aenter__(self) -> Self:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._watch = asyncio.ensure_future(self._wait())
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        self._over = True
-        self._watch.cancel()
-        if self.left and kind is asyncio.CancelledError:
-            self._task.uncancel()
-            return True
-        return False
-
-    async def _wait(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if not self._over:
-            self.left = True
-            self._task.cancel()
+    values = [value for key, value in headers if key == b"connection" and value not in _NO_NAMES]
+    if not values:
+        return _NONE_NAMED
+    return frozenset(name.strip().lower() for value in values for name in value.split(b",")) - _END_TO_END

@@ -13,7 +13,7 @@ import aiohttp
 import numpy as np
 from yarl import URL
 
-from router.app import Router, _Server, listen
+from router.app import Router, listen
 from router.prompts.tokens import LocalTokenizer
 from router.settings import RouterSettings
 from schemas.block_hash import HashKey
@@ -138,19 +138,17 @@ async def running(
     with hub.open("test") as stream, listen("127.0.0.1", 0, "port") as listener:
         router = Router(given, fleet, tokenizers, stream)
         await router.start()
-        server = _Server(router.uvicorn_config(router))
-        task = asyncio.create_task(server.serve(sockets=[listener]))
+        server = router.server()
+        await server.start(listener)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as client:
             try:
-                await until(lambda: server.started)
                 if wait:
                     await until(lambda: router.feed.caught_up)
                     if engines:
                         await until(lambda: all(p.block_size for p in router.pools))
                 yield Running(router, f"http://127.0.0.1:{listener.getsockname()[1]}", hub, client)
             finally:
-                server.should_exit = True
-                await task
+                await server.drain(given.drain_s)
                 await router.stop()
                 await asyncio.to_thread(router.close)
 

@@ -121,7 +121,7 @@ async def test_an_error_of_the_routers_own_is_told_counted_and_leaves_nothing_be
 
         monkeypatch.setattr(r.router.pools, "decide", broken)
         assert (await r.post(BODY))[0] == 500
-        assert (await r.post(BODY, "/v1/embeddings"))[0] == 500
+        assert (await r.post(BODY, "/v1/rerank"))[0] == 500
         _, (o,) = await r.records()
         assert (o.status, o.error) == (500, "internal")
         assert b"warmwatch_router_internal_errors_total 2.0" in r.router.metrics.page()
@@ -345,7 +345,7 @@ async def test_an_engine_that_closes_before_the_first_byte_is_retried_elsewhere(
 
 
 async def test_a_silent_engine_times_out_and_is_not_asked_twice():
-    async with fleet(2, read_timeout_s=0.2) as (r, engines):
+    async with fleet(2, first_byte_timeout_s=0.2, idle_timeout_s=0.2) as (r, engines):
         for e in engines:
             e.gate = asyncio.Event()
         status, _, _ = await r.post(BODY)
@@ -357,7 +357,7 @@ async def test_a_silent_engine_times_out_and_is_not_asked_twice():
 
 @pytest.mark.parametrize("head_first", [False, True])
 async def test_a_worker_that_stays_silent_is_left_out_until_its_health_answers(head_first):
-    async with fleet(2, read_timeout_s=0.2) as (r, (silent, _)):
+    async with fleet(2, first_byte_timeout_s=0.2, idle_timeout_s=0.2) as (r, (silent, _)):
         silent.gate, silent.head_first, silent.healthy = asyncio.Event(), head_first, False
         body, health = {**BODY, "stream": True}, r.router.pools.by_name["tiny"].health
         await r.hold("w0", r.chain(PROMPT))
@@ -376,7 +376,7 @@ async def test_a_worker_that_stays_silent_is_left_out_until_its_health_answers(h
 
 
 async def test_a_silence_after_the_first_byte_leaves_the_worker_in():
-    async with fleet(1, read_timeout_s=0.2) as (r, (engine,)):
+    async with fleet(1, first_byte_timeout_s=0.2, idle_timeout_s=0.2) as (r, (engine,)):
         never = asyncio.Event()
         engine.healthy, engine.between = False, lambda _: never.wait()
         for _ in range(3):
@@ -394,28 +394,30 @@ async def test_tokens_come_from_the_engine_when_the_pool_has_no_tokenizer():
         await r.post({"model": "tiny", "prompt": "x"})
         (first, second), _ = await r.records(2)
         assert (first.token_source, first.prompt_tokens, unpack_hashes(first.chain).tolist()) == ("engine", 100, r.chain(PROMPT))
-        assert (second.token_source, second.prompt_tokens, second.chain) == ("none", None, None)
+        assert (second.token_source, second.prompt_tokens, second.chain) == ("text", None, None)
+        assert "/tokenize said 404" in second.token_reason
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("path", "body", "source", "reason"),
     [
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
-        {"messages": "no list"},
-        {"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ 1 }}"},
-        {"prompt": ["one", "two"]},
-        {"prompt": [-1]},
-        {"prompt": 5},
-        {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": "thinking"},
-        {"messages": [{"role": "user", "content": "x"}], "tools": [5]},
-        {},
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text", "image_url"),
+        ("/v1/chat/completions", {"messages": "no list"}, "text", "list"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ 1 }}"}, "text", "chat_template"),
+        ("/v1/completions", {"prompt": [-1]}, "text", "token ids"),
+        ("/v1/completions", {"prompt": 5}, "text", "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": "x"}, "text", "chat_template_kwargs"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [5]}, "text", "tool"),
+        ("/v1/chat/completions", {}, "none", "messages"),
+        ("/v1/completions", {"prompt": ["one", "two"]}, "exact", "batch of 2"),
     ],
 )
-async def test_a_prompt_that_cannot_be_told_is_routed_all_the_same(body):
+async def test_a_prompt_that_cannot_be_told_is_routed_all_the_same_and_the_record_says_why(path, body, source, reason):
     async with fleet(1) as (r, (engine,)):
-        assert (await r.post({"model": "tiny", **body}, "/v1/chat/completions"))[0] == 200
+        assert (await r.post({"model": "tiny", **body}, path))[0] == 200
         (d,), _ = await r.records()
-        assert (d.token_source, d.chain, len(engine.seen)) == ("none", None, 1)
+        assert (d.token_source, d.chain, len(engine.seen)) == (source, None, 1)
+        assert reason in d.token_reason
 
 
 async def test_long_prompts_are_tokenized_beside_the_loop():
@@ -454,7 +456,7 @@ async def test_a_prompt_over_the_bound_is_routed_by_load_and_counted():
         for prompt in ("x" * 100, "x" * 101, [[*range(200)]]):
             assert (await r.post({"model": "tiny", "prompt": prompt}))[0] == 200
         decisions, _ = await r.records(3)
-        assert [d.token_source for d in decisions] == ["exact", "none", "exact"]
+        assert [(d.token_source, d.token_reason) for d in decisions] == [("exact", None), ("text", "too_long"), ("exact", None)]
         assert await skipped(r) == {"too_long": 1}
         assert len(engine.seen) == 3
 
@@ -489,7 +491,7 @@ async def test_when_too_many_prompts_wait_for_a_tokenizer_thread_the_rest_go_by_
             go.set()
         assert [status for status, _, _ in await asyncio.gather(*held)] == [200] * 3
         decisions, _ = await r.records(5)
-        assert sorted(d.token_source for d in decisions) == ["exact"] * 4 + ["none"]
+        assert sorted(d.token_source for d in decisions) == ["exact"] * 4 + ["text"]
         assert await skipped(r) == {"queue_full": 1}
         assert r.router._prompts._waiting == 0
 
