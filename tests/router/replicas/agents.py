@@ -1,5 +1,5 @@
 """Agents over simulated workers in virtual time, routed by any number of replicas: each request goes to a replica drawn at random, as a
-balancer without hashing does it.
+balancer without hashing does it, or (hashed) each session to one.
 
 A worker: an LRU cache of blocks, one prefill at a time in order of arrival, decoding beside it. Blocks are entered when their prefill
 starts; its events reach every replica 50 ms after its end, as over a stream. Replicas are what the router has: Pools, Booking, Link.
@@ -8,6 +8,7 @@ starts; its events reach every replica 50 ms after its end, as over a stream. Re
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import heapq
 import random
 import time
@@ -152,9 +153,11 @@ class Result:
 class Run:
     """replicas of them; exchange: they tell each other, through sockets in folder."""
 
-    def __init__(self, replicas: int, exchange: bool, folder: str, sessions: int = 40, turns: int = 8, seed: int = 1) -> None:
+    def __init__(
+        self, replicas: int, exchange: bool, folder: str, sessions: int = 40, turns: int = 8, seed: int = 1, hashed: bool = False
+    ) -> None:
         self.clock, self.rng, self.seed = Clock(), random.Random(seed), seed
-        self.sessions, self.turns = sessions, turns
+        self.sessions, self.turns, self.hashed = sessions, turns, hashed
         workers = [{"pool": "p", "name": f"w{i}", "url": f"http://127.0.0.1:{i + 1}"} for i in range(WORKERS)]
         fleet = Fleet.model_validate({"pools": [{"name": "p"}], "workers": workers})
         at = [f"ipc://{folder}/{replicas}-{i}" for i in range(replicas)]
@@ -250,7 +253,8 @@ class Run:
         self._send(Ask(chain, output, session, then))
 
     def _send(self, ask: Ask) -> None:
-        replica = self.rng.choice(self.replicas)
+        drawn = self.rng.randrange(len(self.replicas))
+        replica = self.replicas[hash_of(ask.session) % len(self.replicas) if self.hashed else drawn]
         now_s = ask.arrived_s = self.clock.now_s
         prompt = Prompt("exact", ask.tokens, ask.tokens, ask.chain, BLOCK)
         decided = replica.pools.decide(replica.pool, prompt, set(), now_s, ask.session)
@@ -279,6 +283,10 @@ class Run:
         batch = KvBatch(WorkerId("p", worker, 0), 1, seq, seq, 1.0, 1.0, np.array(rows, EVENT), blocks)
         for replica in self.replicas:
             replica.pools.index.apply(batch, self.clock.now_s)
+
+
+def hash_of(session: str) -> int:
+    return int.from_bytes(hashlib.blake2b(session.encode(), digest_size=8).digest(), "little")
 
 
 def _blocks(rng: random.Random, count: int) -> U64:
