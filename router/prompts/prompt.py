@@ -46,6 +46,11 @@ class Prompt:
         return cls("none", None, max(1, body_bytes // _BYTES_A_TOKEN), None, None, skipped=skipped, reason=reason or skipped, mode=mode)
 
     @property
+    def forecasts(self) -> bool:
+        """Whether the decision tells the tokens that the engine will report as cached: of one prompt, by its blocks."""
+        return self.chain is not None and self.source != "text" and self.prompts == 1
+
+    @property
     def recorded_chain(self) -> U64 | None:
         """The chain where it names what the engine will look up for this request, and that is one prompt."""
-        return self.chain if self.source in ("exact", "engine") and self.reads_cache and self.prompts == 1 else None
+        return self.chain if self.forecasts and self.reads_cache else None

@@ -20,6 +20,7 @@ from tests.router.running import BLOCK, KEY, running, until
 
 PROMPT = list(range(3, 3 + 100))  # six whole blocks and a part
 BODY = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3}
+X = {"role": "user", "content": "x"}
 
 
 @contextlib.asynccontextmanager
@@ -403,11 +404,11 @@ async def test_tokens_come_from_the_engine_when_the_pool_has_no_tokenizer():
     [
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text", "image_url"),
         ("/v1/chat/completions", {"messages": "no list"}, "text", "list"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ 1 }}"}, "text", "chat_template"),
+        ("/v1/chat/completions", {"messages": [X], "chat_template": "{{ 1 }}"}, "text", "chat_template"),
         ("/v1/completions", {"prompt": [-1]}, "text", "token ids"),
         ("/v1/completions", {"prompt": 5}, "text", "prompt"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": "x"}, "text", "chat_template_kwargs"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [5]}, "text", "tool"),
+        ("/v1/chat/completions", {"messages": [X], "chat_template_kwargs": "x"}, "text", "chat_template_kwargs"),
+        ("/v1/chat/completions", {"messages": [X], "tools": [5]}, "text", "tool"),
         ("/v1/chat/completions", {}, "none", "messages"),
         ("/v1/completions", {"prompt": ["one", "two"]}, "exact", "batch of 2"),
     ],
