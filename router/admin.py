@@ -2,6 +2,7 @@
 
 GET    /policy                         {"pools": {"coder": "cost", ...}, "known": ["cost", ...]}
 POST   /policy  {"policy": "...", "pool": "..."}   changes it from the next request on; without a pool, everywhere
+GET    /metrics                        for Prometheus, without the API key that the router's own port may ask for
 GET    /workers                        who belongs to each pool, from which source, in what state, with how many requests
 POST   /workers {"pool": "...", "url": "..."}      adds one; further keys as in the fleet file: name, engine, ranks, hardware
 POST   /workers/POOL/NAME/drain        nothing new but what goes on there, and out when it is empty
@@ -22,7 +23,7 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from router.http.asgi import BodyTooLarge, ClientLeft, Receive, Scope, Send, error_object, header, read_body, respond_json
+from router.http.asgi import BodyTooLarge, ClientLeft, Receive, Scope, Send, error_object, header, read_body, respond, respond_json
 from router.policy.policies import POLICIES
 from router.pools import Pools, PoolState
 from router.records.recorder import Recorder
@@ -34,7 +35,10 @@ from schemas.settings import explain
 log = logging.getLogger(__name__)
 
 _MAX_BODY_BYTES = 64 << 10
-_KNOWN = "there are GET and POST /policy and /workers, POST /workers/POOL/NAME/ and drain, undrain or remove, DELETE /workers/POOL/NAME"
+_KNOWN = (
+    "there are GET /metrics, GET and POST /policy and /workers, POST /workers/POOL/NAME/ and drain, undrain or remove, "
+    "DELETE /workers/POOL/NAME"
+)
 _NO_PAGES = "web pages may not change the router: ask with curl or the like"
 
 Deed = Callable[[bytes], None]
@@ -44,15 +48,24 @@ class Admin:
     """An ASGI application over the router's own state."""
 
     def __init__(
-        self, pools: Pools, recorder: Recorder, router_name: str, membership: Membership, clock: Callable[[], float] = time.monotonic
+        self,
+        pools: Pools,
+        recorder: Recorder,
+        router_name: str,
+        membership: Membership,
+        clock: Callable[[], float] = time.monotonic,
+        metrics_page: Callable[[], bytes] | None = None,
     ) -> None:
         self._pools, self._recorder, self._router_name = pools, recorder, router_name
-        self._membership, self._clock = membership, clock
+        self._membership, self._clock, self._metrics_page = membership, clock, metrics_page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         method, parts = scope["method"], scope["path"].strip("/").split("/")
+        if self._metrics_page is not None and (method, parts) == ("GET", ["metrics"]):
+            await respond(send, 200, self._metrics_page(), b"text/plain; version=0.0.4; charset=utf-8")
+            return
         tell = {"policy": self._policies, "workers": self._workers}.get(parts[0])
         change = None if method == "GET" else self._change(method, parts)
         if tell is None or (method == "GET" and len(parts) > 1) or (method != "GET" and change is None):

@@ -111,7 +111,7 @@ def listen(host: str, port: int, setting: str) -> Iterator[socket.socket]:
 async def _serve(router: Router, listener: socket.socket, admin_listener: socket.socket) -> None:
     await router.start()
     server = router.server()
-    admin = Server(Admin(router.pools, router.recorder, router.settings.router_name, router.membership))
+    admin = Server(router.admin())
     try:
         at, admin_at = _url(listener, "http" if router.certificate is None else "https"), _url(admin_listener)
         if router.gate.is_open and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
@@ -200,6 +200,9 @@ class Router:
         modes = {p.name: self._pool_tokens[p.name].mode(p.tokenizer is not None) for p in self.pools}
         parts = (f"{p.name}: {int(p.present.sum())} targets, tokens {modes[p.name]}" for p in self.pools)
         return f"policy {self.settings.policy}; " + "; ".join(parts)
+
+    def admin(self) -> Admin:
+        return Admin(self.pools, self.recorder, self.settings.router_name, self.membership, self._clock, self.metrics.page)
 
     def server(self) -> Server:
         """The router's own, not started yet."""
