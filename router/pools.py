@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from router.http.usage import Usage
 from router.index.prefix_index import BLIND, PrefixIndex, Slot
 from router.index.table import Overlaps
 from router.policy.book import CoefficientBook
@@ -87,8 +88,6 @@ class PoolState:
         self._spec, self._index, self._choose_rank, self._max_in_flight = spec, index, choose_rank, rules.max_in_flight
         self.sources: dict[WorkerId, Slot] = {}
         self._slots: tuple[tuple[Slot, ...], ...] = ()
-        self._first_slot: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        self._several: tuple[int, ...] = ()
         self.shadows = Shadows()
         self.cold = ColdCaps(policy_rules.cold_tokens_per_s, policy_rules.cold_s)
         self.others = OthersLoad(policy_rules.engine_load_fresh_s)
@@ -113,6 +112,8 @@ class PoolState:
         self.draining = np.concatenate([self.draining, np.zeros(grown, np.bool_)]) & self.present
         self.added_s = np.concatenate([self.added_s, np.zeros(grown)])
         self.draining[joined], self.added_s[joined] = False, now_s
+        for number in joined:
+            self.others.gone(number)
         self.load.grow(len(self.targets))
         self.health.set_targets(self.targets, self.present)
         released = self._seat()
@@ -128,8 +129,6 @@ class PoolState:
         old = {t.number: slots for t, slots in zip(self.targets, self._slots, strict=False)}
         self.sources = {s: self._index.slot(s) for s in here}
         self._slots = tuple(tuple(self.sources[s] for s in t.sources) if self.present[t.number] else old[t.number] for t in self.targets)
-        self._first_slot = np.array([slots[0].number for slots in self._slots], np.int64)
-        self._several = tuple(i for i, slots in enumerate(self._slots) if len(slots) > 1)
         return gone
 
     def here(self) -> list[Target]:
@@ -207,14 +206,6 @@ class PoolState:
 
     def slots_of(self, target: int) -> tuple[Slot, ...]:
         return self._slots[target]
-
-    def by_slot(self, values: npt.NDArray[np.integer], worst: bool = False) -> npt.NDArray[np.int64]:
-        """Per target. Where the engine chooses among ranks, the least of them counts (worst), or the largest."""
-        out = values[self._first_slot].astype(np.int64)
-        for i in self._several:
-            of_ranks = [values[s.number] for s in self._slots[i]]
-            out[i] = min(of_ranks) if worst else max(of_ranks)
-        return out
 
     def learn_block_size(self, block_size: int) -> None:
         """The first word counts, until no worker's events say so any more (all were restarted with another size). Until then a different
@@ -421,14 +412,12 @@ class Pools:
                     running, waiting = sum(r or 0.0 for r, _, _ in read), sum(w or 0.0 for _, w, _ in read)
                     pool.others.hear(t.number, running, waiting, now_s - age_s)
 
-    def learn(
-        self, decided: Decided, prompt_tokens: int | None, cached_tokens: int | None, ttft_s: float | None,
-        engine_ttft_s: float | None, engine_queue_s: float | None,
-    ) -> None:  # fmt: skip
-        """A request was answered (200) where it was dispatched to: its prefill seconds are an observation for the fits."""
-        empty = bool(decided.now.queue_s[decided.target.number] == 0.0)
-        entry = self.book.entry(decided.pool.name, decided.target.hardware)
-        entry.window.observe(prompt_tokens, cached_tokens, prefill_seconds(ttft_s, engine_ttft_s, engine_queue_s, empty))
+    def learn(self, decided: Decided, usage: Usage, ttft_s: float | None) -> None:
+        """A request was answered with 200 where it was dispatched to: its prefill seconds are an observation for the fits."""
+        now, target = decided.now, decided.target
+        nobody_waited = bool(now.in_flight[target.number] == now.decoding[target.number])
+        seconds = prefill_seconds(ttft_s, usage.engine_ttft_s, usage.engine_queue_s, nobody_waited)
+        self.book.entry(decided.pool.name, target.hardware).window.observe(usage.prompt_tokens, usage.cached_tokens, seconds)
 
     def for_model(self, model: str | None) -> tuple[PoolState, str | None] | None:
         """The pool that serves a model name, and the LoRA adapter that the name means there, or None.

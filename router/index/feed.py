@@ -120,7 +120,7 @@ class FeedSink:
             return
         self._pools.index.hear(source, self._clock())
         self._pools.hear_key(source, load.bridge.key_id)
-        pool.newest_load[load.worker, load.rank] = load
+        self._pools.hear_load(pool, load, time.time(), self._clock())
         if load.block_size is not None and pool.block_size is None:
             pool.learn_block_size(load.block_size)
 
