@@ -23,6 +23,8 @@ from schemas.topics import CHANGES, DECISIONS, OUTCOMES
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
+_LINGER_S = 0.05
+"""How long records wait for others to share their transaction: at 5 ms each cost 100 us of CPU, most of it the commit."""
 _AT_ONCE = 64
 """Records handed over under the lock at a time: the event loop may be waiting for it."""
 
@@ -121,7 +123,7 @@ class Recorder:
             try:
                 self._stream.ensure_topics(self._specs)
                 if self._writer is None:
-                    self._writer = self._stream.writer()
+                    self._writer = self._stream.writer(linger_s=_LINGER_S)
             except Exception as e:  # the top of this thread's loop: whatever it is, records wait in their bound and are counted beyond it
                 if not said:
                     log.warning("decisions and outcomes wait for the stream: %s", e, exc_info=not isinstance(e, StreamError))

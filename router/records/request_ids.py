@@ -8,7 +8,8 @@ Memory is bounded: what is kept of an id is its 64-bit hash and how often it cam
 
 from __future__ import annotations
 
-import uuid
+import itertools
+import os
 from collections import OrderedDict
 
 MOST_CHARACTERS = 1024
@@ -16,8 +17,13 @@ MOST_CHARACTERS = 1024
 _LATELY = 100_000
 
 
+_PROCESS = os.urandom(10).hex()
+_numbers = itertools.count(int.from_bytes(os.urandom(5)))
+
+
 def new_id() -> str:
-    return uuid.uuid4().hex
+    """32 hexadecimal digits, new in the fleet: 80 random bits of this process, then a number. (uuid4 asks the kernel each time.)"""
+    return f"{_PROCESS}{next(_numbers) & 0xFFFFFFFFFFFF:012x}"
 
 
 class RecordedIds:
