@@ -322,15 +322,24 @@ class Proxy:
         return answer
 
     async def _relay(self, exchange: Exchange, decided: Decided, prompt: Prompt, answer: Answer, booking: Booking, recorded: bool) -> None:
-        """Chunk by chunk to the client. What is recorded is read for its usage too. Raises UpstreamTrouble when the answer breaks off."""
+        """Chunk by chunk to the client. What is recorded is read for its usage too. Raises UpstreamTrouble when the answer breaks off.
+
+        The head goes on with the first byte of the body: engines send the head of a stream before they compute, and a worker that dies
+        until then leaves the request to another."""
         client, health, target = exchange.client, decided.pool.health, decided.target
-        exchange.status, exchange.answering = answer.status, True
         streams = (value_of(answer.headers, b"content-type") or "").startswith("text/event-stream")
         seen = None if not recorded else StreamTail() if streams else WholeAnswer()
         awaits_token = streams
 
+        def begin() -> None:
+            exchange.status, exchange.answering = answer.status, True
+            client.start(answer.status, self._headers(exchange, decided, prompt, answer))
+            client.source = answer
+
         def take(chunk: bytes) -> None:
             nonlocal awaits_token
+            if not exchange.answering:
+                begin()
             if awaits_token and (chunk.startswith(b"data:") or b"\ndata:" in chunk):  # a comment is no content
                 awaits_token = False
                 now_s = time.monotonic()
@@ -344,22 +353,23 @@ class Proxy:
                 seen.add(chunk)
             client.write(chunk)
 
-        client.start(answer.status, self._headers(exchange, decided, prompt, answer))
-        client.source = answer
         try:
             await answer.relay(take)
         except UpstreamError as e:
-            if not exchange.response_bytes:  # engines send the head of a stream before they compute
+            kind = "timeout" if isinstance(e, FirstByteTimeout | IdleTimeout) else "upstream"
+            if not exchange.answering:
                 health.broke(target.number)
+                raise UpstreamTrouble(kind, f"{type(e).__name__}: {e}", retry=kind != "timeout") from e
             if streams:  # say it in the stream; otherwise the connection ends short of its length
                 client.write(broken_off(exchange.path, f"the worker's answer broke off: {type(e).__name__}"))
                 client.end()
             else:
                 client.abort()
-            kind = "timeout" if isinstance(e, FirstByteTimeout | IdleTimeout) else "upstream"
             raise UpstreamTrouble(kind, f"{type(e).__name__}: {e}", retry=False) from e
-        if not exchange.response_bytes and answer.status < 400:
-            health.answered(target.number)
+        if not exchange.answering:
+            begin()
+            if answer.status < 400:
+                health.answered(target.number)
         if seen is not None and answer.status == 200:
             exchange.usage = seen.usage()
             if exchange.path == RESPONSES:

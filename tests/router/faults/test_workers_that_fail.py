@@ -164,6 +164,22 @@ async def test_other_statuses_are_the_clients_affair(status):
         assert (await statuses(r, 1), sum(len(e.seen) for e in engines)) == ([status], 1)
 
 
+async def test_a_worker_that_dies_while_it_computes_leaves_its_streams_to_another_before_their_first_byte():
+    async with contextlib.AsyncExitStack() as stack:
+        dies, well = FakeEngine("w0"), await stack.enter_async_context(FakeEngine("w1").serving())
+        async with dies.serving():
+            dies.gate, dies.head_first = asyncio.Event(), True
+            r = await stack.enter_async_context(running([dies, well], **QUICK))
+            asked = [asyncio.create_task(r.post({**BODY, "stream": True})) for _ in range(6)]
+            await until(lambda: len(dies.seen) == len(well.seen) == 3)
+        for status, headers, body in await asyncio.gather(*asked):
+            assert (status, headers["x-warmwatch-worker"], body) == (200, "w1", b"".join(well.chunks))
+        _, outcomes = await r.records(6)
+        assert sorted(o.retries for o in outcomes) == [0, 0, 0, 1, 1, 1]
+        assert {o.status for o in outcomes} == {200}
+        assert r.nothing_in_flight()
+
+
 async def test_a_worker_that_asks_for_time_gets_it():
     async with fleet(retry_statuses=[]) as (r, (busy, well)):
         busy.status, busy.headers = 503, {"Retry-After": "60"}
