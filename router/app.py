@@ -310,6 +310,7 @@ class Router:
                 "draining": int(p.draining.sum()),
                 "waiting": p.admission.waiting,
                 "block_size": p.block_size,
+                "tokens": self._pool_tokens[p.name].mode(p.tokenizer is not None),
             }
             for p in self.pools
         }
