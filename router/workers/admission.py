@@ -65,9 +65,10 @@ class Admission:
 
     def leave(self) -> None:
         self.inside -= 1
-        self._fade()
-        self._freed += 1
-        self.look()
+        if self._queue or self._places() is not None:
+            self._fade()
+            self._freed += 1
+            self.look()
 
     def look(self) -> None:
         """Hands free places to those who wait longest."""
