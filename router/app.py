@@ -174,6 +174,7 @@ class Router:
             settings.worker_rules(),
             settings.policy_rules(),
             settings.coefficient_book(),
+            settings.index_max_bytes,
         )
         self._pool_tokens = pool_tokens(fleet, settings.tokens, tokenizers)
         specs = topic_specs(settings.topic_prefix)

@@ -6,6 +6,7 @@ read at scrape time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import TypeVar
@@ -172,10 +173,21 @@ class StateCollector(Collector):
     def _index(self) -> Iterator[Metric]:
         index = self._pools.index
         index.expire(self._clock())
+        lag_s = index.lag_s(self._clock())
         gauges = {
             "index_blocks": ("Distinct blocks known", index.rows),
             "index_bytes": ("Memory of the index", index.size_bytes),
             "index_expected_blocks": ("Blocks expected from dispatched requests", index.pending_blocks),
+            "index_limit_bytes": ("What the index may take (index_max_bytes)", index.limit_bytes),
+            "index_sets": ("Distinct sets of workers that hold a block, needed at once at most", index.sets),
+            "index_unmatched_workers": (
+                "Workers that match nothing, since they have more attention groups than are followed",
+                index.unmatched_slots,
+            ),
+            "index_lag_seconds": (
+                "How far the index is behind the stream; NaN: nothing was read yet",
+                math.nan if lag_s is None else lag_s,
+            ),
             "feed_level_age_seconds": ("Since the index was last level with the stream", self._clock() - index.level_s),
             "feed_following": ("1: the index follows the stream", float(self._feed.trouble is None)),
             "feed_caught_up": ("1: the index has applied what the log held at the start", float(self._feed.caught_up)),
@@ -185,6 +197,11 @@ class StateCollector(Collector):
             "index_batches": ("KV batches applied", index.counts.batches),
             "index_events_blocks": ("Blocks named by applied batches", index.counts.blocks),
             "index_stale_batches": ("KV batches that came too late", index.counts.stale_batches),
+            "index_repeated_batches": ("KV batches that came twice, a producer's retry", index.counts.repeated_batches),
+            "index_refused_blocks": ("Blocks that are not known because the memory of the index is used up", index.refused_blocks),
+            "index_snapshots": ("Snapshots that replaced what was known of a worker", index.counts.snapshots),
+            "index_mismatches": ("Complete snapshots that did not tell what was thought to be exact", index.counts.mismatches),
+            "index_crowded_out": ("Dispatches whose expected blocks were dropped for want of room", index.counts.crowded_out),
             "index_gaps": ("Gap marks", index.counts.gaps),
             "index_unexplained_gaps": ("Jumps of a worker's sequence without a gap mark", index.counts.unexplained_gaps),
             "index_unknown_removals": ("Removals of blocks that were not held", index.unknown_removals),

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from router.http.usage import Usage
 from router.index.prefix_index import BLIND, PrefixIndex, Slot
-from router.index.table import Overlaps
+from router.index.table import DEFAULT_LIMIT_BYTES, Overlaps
 from router.policy.book import CoefficientBook
 from router.policy.cold import ColdCaps
 from router.policy.cost import F64, Coefficients, Mask, Situation, Terms, most_cached_tokens, table_of, terms
@@ -318,8 +318,9 @@ class Pools:
         worker_rules: WorkerRules = WorkerRules(),  # noqa: B008 - a frozen value
         policy_rules: PolicyRules = PolicyRules(),  # noqa: B008 - a frozen value
         book: CoefficientBook | None = None,
+        index_max_bytes: int = DEFAULT_LIMIT_BYTES,
     ) -> None:
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(index_max_bytes, sum(w.ranks for w in fleet.workers))
         self._key_id = key.key_id
         self._other_key: set[int] = set()  # slot numbers
         self._strangers: set[WorkerId] = set()
@@ -517,7 +518,7 @@ class Pools:
 
 def _tiers(found: Overlaps) -> tuple[npt.NDArray[np.int32], ...]:
     """Blocks on GPU, CPU and disk, by slot."""
-    return found.gpu, found.held - found.gpu, np.zeros_like(found.gpu)
+    return found.gpu, found.cpu, found.disk
 
 
 def _name_key(name: str) -> int:

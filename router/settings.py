@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
+from router.index.table import DEFAULT_LIMIT_BYTES
 from router.policy.book import CoefficientBook
 from router.policy.cost import Coefficients, Rates
 from router.policy.policies import POLICIES, policies_help
@@ -93,6 +94,11 @@ class RouterSettings(Settings):
         10.0, gt=0, description="silence of a worker's bridge, or lag of the index behind the stream, from which it counts as degraded"
     )
     blind_after_s: float = Field(60.0, gt=0, description="the same, as blind")
+    index_max_bytes: int = Field(
+        DEFAULT_LIMIT_BYTES,
+        ge=1 << 20,
+        description="memory for what workers hold, some 27 bytes a block; what has no room is not known, and its worker degraded",
+    )
     warm_up_s: float = Field(30.0, ge=0, description="seconds for which /readyz waits at most until the index has caught up")
 
     api_keys_file: Path | None = Field(

@@ -14,17 +14,19 @@ from router.pools import Pools, TrustRules
 from router.prompts.prompt import Prompt
 from schemas.block_hash import HashKey
 from schemas.fleet import Fleet
-from schemas.kv_events import COMPLETE, EVENT, FIRST, LAST, Kind, KvBatch, WorkerId
+from schemas.kv_events import COMPLETE, EVENT, FIRST, LAST, WINDOWED, Kind, KvBatch, WorkerId, decode, encode
 
 _BLOCKS = 1000
 """More than fit in the smallest table, so that it grows."""
 _MARKS = (
-    (Kind.EPOCH_STARTED, COMPLETE, 0),
-    (Kind.STORED, 0, _BLOCKS - 1),
-    (Kind.STORED, 0, _BLOCKS - 1),  # second copies
-    (Kind.REMOVED, 0, 1),
-    (Kind.SNAPSHOT, COMPLETE | FIRST | LAST, _BLOCKS - 1),
+    (Kind.EPOCH_STARTED, 0, 0, 0),
+    (Kind.STORED, 0, 0, _BLOCKS - 1),
+    (Kind.STORED, WINDOWED, 1, _BLOCKS - 1),
+    (Kind.REMOVED, 0, 0, 1),
+    (Kind.SNAPSHOT, COMPLETE | FIRST | LAST, 0, _BLOCKS - 1),
+    (Kind.STORED, WINDOWED, 1, _BLOCKS - 2),
 )
+"""kind, flags, attention group, blocks"""
 
 
 def warm_up() -> None:
@@ -38,10 +40,11 @@ def warm_up() -> None:
     ids = np.arange(16 * _BLOCKS, dtype=np.uint32)  # one block more than is stored, so that something is expected
     chain = pool.chain(ids, None, "salt")
     assert chain is not None
-    for seq, (kind, flags, count) in enumerate(_MARKS):
+    for seq, (kind, flags, group, count) in enumerate(_MARKS):
         events = np.zeros(1, EVENT)
-        events["kind"], events["flags"], events["count"], events["seq"] = kind, flags, count, seq
-        pools.index.apply(KvBatch(WorkerId("p", "127.0.0.1:1", 0), 1, seq, seq, None, 0.0, events, chain[:count]), 0.0)
+        events["kind"], events["flags"], events["group"], events["count"], events["seq"] = kind, flags, group, count, seq
+        batch = KvBatch(WorkerId("p", "127.0.0.1:1", 0), 1, seq, seq, None, 0.0, events, chain[:count])
+        pools.index.apply(decode(encode(batch)), 0.0)  # as it comes from the stream: arrays that cannot be written to
     prompt = Prompt("exact", len(ids), len(ids), chain, 16)
     tickets = []
     for policy in ("round_robin", "cost", "cost"):  # the later ones meet expected blocks, too

@@ -80,6 +80,7 @@ FIRST = 2  # SNAPSHOT
 LAST = 4  # SNAPSHOT
 ENGINE_RESTARTED = 16  # EPOCH_STARTED: the engine itself began anew; without it the bridge did, and the cache may have gone on
 WINDOWED = 8  # STORED, SNAPSHOT: a group without full attention (sliding window, mamba): holding it does not mean holding the prefix
+WINDOW_SHIFT = 8  # of flags with WINDOWED: from this bit on the window in tokens (mamba: 1), 0 when it is not known
 
 EVENT = np.dtype(
     [

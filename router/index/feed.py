@@ -10,7 +10,8 @@ Of worker-load only the newest records matter, so its last `_LOADS_BACK` a parti
 
 An index that is behind the log knows what was, not what is: every look at the log's ends notes them with the time, and when the index has
 applied as much it is level with that time (`PrefixIndex.level_s`). Trust is bounded by it (pools.py), so that neither a backlog at the
-start nor a feed that falls behind passes for knowledge.
+start nor a feed that falls behind passes for knowledge. Between two looks each poll tells how far behind it is by the times of its
+records (`fresh_s`, for `PrefixIndex.lag_s`): a finer measure, and only as good as the clocks of those who write.
 
 Never silent: a log that lost what we stand at (retention, topic made anew, more partitions) makes every worker blind and is read anew
 from its start, counted in `restarts`; a stream that is away is `trouble`, and the workers' trust falls with the silence of their bridges
@@ -57,6 +58,7 @@ class News:
     loads: list[WorkerLoad] = field(default_factory=list)
     forget: bool = False
     level_s: float | None = None  # with these the index is level with the log of that time, monotonic seconds
+    fresh_s: float | None = None  # with these all that the stream held then is applied, as the records' times tell, monotonic seconds
 
 
 class FeedSink:
@@ -79,7 +81,7 @@ class FeedSink:
         if news.forget:
             news.forget = False
             self._pools.index.forget()
-            self._pools.index.level_s = -math.inf
+            self._pools.index.level_s = self._pools.index.fresh_s = -math.inf
         until_s = self._clock() + _SLICE_S
         while news.batches:
             self._apply_whatever_happens(news.batches.popleft())
@@ -88,6 +90,8 @@ class FeedSink:
                 return
         for load in news.loads:
             self._apply_load(load)
+        if news.fresh_s is not None:
+            self._pools.index.fresh_s = news.fresh_s
         if news.level_s is not None:
             self._pools.index.level_s = news.level_s
             self.caught_up = True
@@ -209,6 +213,7 @@ class Feed:
         while not self._stop.is_set():
             try:
                 slices = reader.poll(_POLL_S, _POLL_RECORDS)
+                fresh_s = self._sink.now_s() - _age_s(slices, time.time())
                 if time.monotonic() - looked_s > self._look_s:
                     looked_s = time.monotonic()
                     if self._log_changed():
@@ -226,8 +231,8 @@ class Feed:
             news = self._decode(slices)
             if self._ends_s is not None and all(reader.position(p) >= end for p, end in self._ends.items()):
                 news.level_s, self._ends_s = self._ends_s, None
-            if news.batches or news.loads or news.level_s is not None:
-                self._hand_over(news)
+            news.fresh_s = fresh_s
+            self._hand_over(news)
 
     def _log_changed(self) -> bool:
         """Looks at the log: its ends, to measure the index by; True when it is another log."""
@@ -270,3 +275,9 @@ class Feed:
             self._stop.set()
             return
         self._applied.wait()
+
+
+def _age_s(slices: Sequence[Slice], wall_s: float) -> float:
+    """How old the newest record of the partition that is farthest behind is; what follows it is younger. 0 when nothing came."""
+    newest_s = min((part.records[-1].timestamp / 1000 for part in slices), default=wall_s)
+    return max(0.0, wall_s - newest_s)

@@ -5,13 +5,13 @@ import sys
 
 CODE = """
 import numba
-from router.index import table
+from router.index import kernels
 from router.policy import cost
 from router.warm_up import warm_up
 warm_up()
-compiled = {f for m in (table, cost) for f in vars(m).values() if isinstance(f, numba.core.dispatcher.Dispatcher) and f.signatures}
+compiled = {f for m in (kernels, cost) for f in vars(m).values() if isinstance(f, numba.core.dispatcher.Dispatcher) and f.signatures}
 before = {f.py_func.__name__: len(f.signatures) for f in compiled}
-missing = {"_apply", "_match", "_match_two", "_store_all", "_clear", "_rehash", "_rehash_extra"} - set(before)
+missing = {"apply", "match", "settle", "sets_of", "store_all", "remove_all", "clear", "link_all"} - set(before)
 assert not missing, missing
 warm_up()
 assert before == {f.py_func.__name__: len(f.signatures) for f in compiled}
