@@ -93,6 +93,7 @@ class Proxy:
         self._settings, self._pools, self._prompts = settings, pools, prompts
         self._upstream, self._recorder, self._metrics = upstream, recorder, metrics
         self._ids = RecordedIds()
+        self._told = frozenset(settings.response_headers)
         self._stored = StoredResponses()
         self._retry_statuses = settings.worker_rules().retry_statuses
         self._withheld, self._added_lines = credentials.withheld, header_lines(credentials.added)
@@ -231,7 +232,7 @@ class Proxy:
         trouble: UpstreamTrouble | None = None
         pool.retries.earn()
         while True:
-            decided = self._pools.decide(pool, prompt, exchange.tried, time.monotonic())
+            decided = self._pools.decide(pool, prompt, exchange.tried, time.monotonic(), exchange.session_id)
             if decided is None:
                 break
             pool.health.sent(decided.target.number)
@@ -288,6 +289,8 @@ class Proxy:
             try:
                 keeps_blocks = answer.status == 200
                 await self._relay(exchange, decided, prompt, answer, booking, recorded)
+                if recorded and keeps_blocks and prompt.prompts == 1:
+                    self._pools.learn(decided, exchange.usage, exchange.ttft_s)
             except BaseException:
                 keeps_blocks = False
                 answer.close()
@@ -379,8 +382,9 @@ class Proxy:
     def _headers(self, exchange: Exchange, decided: Decided, prompt: Prompt, answer: Answer) -> RawHeaders:
         headers = forwarded_response_headers(answer.headers)
         headers += exchange.id_headers
-        headers.append((b"x-warmwatch-worker", decided.target.worker.encode()))
-        if prompt.forecasts:
+        if "worker" in self._told:
+            headers.append((b"x-warmwatch-worker", decided.target.worker.encode()))
+        if prompt.forecasts and "predicted-cached-tokens" in self._told:
             headers.append((b"x-warmwatch-predicted-cached-tokens", b"%d" % decided.predicted_cached_tokens()))
         return headers
 
@@ -396,7 +400,10 @@ class Proxy:
         """The id of the records, and the headers that tell the client's own (or the new one, where it gave none) and the recorded one."""
         given = header(scope, b"x-request-id")
         recorded = self._ids.take(given)
-        return recorded, [(b"x-request-id", (given or recorded).encode()), (b"x-warmwatch-request-id", recorded.encode())]
+        headers = [(b"x-request-id", (given or recorded).encode())]
+        if "request-id" in self._told:
+            headers.append((b"x-warmwatch-request-id", recorded.encode()))
+        return recorded, headers
 
     def _body_to_send(self, body: bytes, content: dict[str, Any]) -> bytes:
         """The client's bytes, or with `include_usage` a stream's body that asks for its usage."""
@@ -407,6 +414,8 @@ class Proxy:
             or (isinstance(options, dict) and "include_usage" in options)
         ):
             return body
+        if options is None and "stream_options" not in content:  # spliced in before the last brace: there is at least `stream`
+            return body.rstrip()[:-1] + b',"stream_options":{"include_usage":true}}'
         return orjson.dumps({**content, "stream_options": {**(options if isinstance(options, dict) else {}), "include_usage": True}})
 
     def _record_decision(self, exchange: Exchange) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
@@ -94,6 +94,12 @@ class RouterSettings(Settings):
         10.0, gt=0, description="silence of a worker's bridge, or lag of the index behind the stream, from which it counts as degraded"
     )
     blind_after_s: float = Field(60.0, gt=0, description="the same, as blind")
+    approximate_max_bytes: int = Field(
+        64 << 20, ge=1 << 20, description="memory for what prompts known by their text alone were sent where"
+    )
+    approximate_decay_s: float = Field(
+        600.0, gt=0, description="for how long such a prompt counts as held by the worker that it was sent to"
+    )
     index_max_bytes: int = Field(
         DEFAULT_LIMIT_BYTES,
         ge=1 << 20,
@@ -134,6 +140,9 @@ class RouterSettings(Settings):
     )
     max_head_bytes: int = Field(64 << 10, ge=1024, description="largest request line and headers together; more is told 431")
     max_headers: int = Field(128, ge=8, description="most headers of a request; more is told 431")
+    response_headers: list[Literal["worker", "predicted-cached-tokens", "request-id"]] = Field(
+        ["worker", "predicted-cached-tokens", "request-id"], description="which x-warmwatch-* headers answers carry; []: none"
+    )
     max_prompt_chars: int = Field(
         4_000_000, ge=0, description="longer prompts (characters after the chat template) are not tokenized but routed by load; 0: no limit"
     )
@@ -147,6 +156,12 @@ class RouterSettings(Settings):
     )
     known_chats_mb: int = Field(
         64, ge=1, description="megabytes of conversations kept for each pool with a tokenizer, so that only their new messages are read"
+    )
+    approximate_max_bytes: int = Field(
+        DEFAULT_APPROXIMATE_BYTES, ge=1 << 20, description="memory of the approximate index, for prompts that go by their text; the oldest go first"
+    )
+    approximate_decay_s: float = Field(
+        DEFAULT_DECAY_S, gt=0, description="seconds for which a prompt that went by its text is taken to be held by the worker it was sent to"
     )
     tokenize_timeout_s: float = Field(2.0, gt=0, description="for the engine's /tokenize")
     attempts: int = Field(3, ge=1, le=64, description="workers tried before a request is given up")
