@@ -40,6 +40,7 @@ from router.endpoints import ENDPOINTS
 from router.http.asgi import Receive, Scope, Send, header, respond, respond_json
 from router.http.server import Limits, Server
 from router.http.upstream import Timeouts, Upstream, client_tls
+from router.index.approximate import ApproximateIndex
 from router.index.feed import LOOK_S, Feed, FeedSink
 from router.metrics import AccessCollector, ReplicasCollector, RouterMetrics, StateCollector, WorkersCollector
 from router.pools import Pools, PoolState, TrustRules
@@ -175,6 +176,7 @@ class Router:
             settings.policy_rules(),
             settings.coefficient_book(),
             settings.index_max_bytes,
+            ApproximateIndex(settings.approximate_max_bytes, settings.approximate_decay_s),
         )
         self._pool_tokens = pool_tokens(fleet, settings.tokens, tokenizers)
         specs = topic_specs(settings.topic_prefix)

@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from router.http.usage import Usage
-from router.index.prefix_index import BLIND, PrefixIndex, Slot
+from router.index.approximate import ApproximateIndex
+from router.index.prefix_index import BLIND, DEGRADED, PrefixIndex, Slot
 from router.index.table import DEFAULT_LIMIT_BYTES, Overlaps
 from router.policy.book import CoefficientBook
 from router.policy.cold import ColdCaps
@@ -319,8 +320,10 @@ class Pools:
         policy_rules: PolicyRules = PolicyRules(),  # noqa: B008 - a frozen value
         book: CoefficientBook | None = None,
         index_max_bytes: int = DEFAULT_LIMIT_BYTES,
+        approximate: ApproximateIndex | None = None,
     ) -> None:
         self.index = PrefixIndex(index_max_bytes, sum(w.ranks for w in fleet.workers))
+        self.approximate = ApproximateIndex(64 << 20, 600.0) if approximate is None else approximate
         self._key_id = key.key_id
         self._other_key: set[int] = set()  # slot numbers
         self._strangers: set[WorkerId] = set()
@@ -391,6 +394,7 @@ class Pools:
                 self._other_key.discard(number)
                 self.by_name[source.pool].newest_load.pop((source.worker, source.rank), None)
                 self.index.release(source)
+                self.approximate.forget_slot(number)
 
     def set_policy(self, pool: str, policy: str) -> None:
         """From the next decision on. Raises KeyError for a pool or policy that there is not."""
@@ -471,10 +475,15 @@ class Pools:
         tokens = prompt.tokens if prompt.tokens is not None else prompt.guessed_tokens
         block_size = prompt.block_size or 1
         trust = self.trust(pool, now_s)
-        if prompt.chain is None or prompt.source == "text" or not prompt.reads_cache:
+        if prompt.chain is None or not prompt.reads_cache:
             held = np.zeros((4, n), np.int64)
         else:
-            found = self.index.match(prompt.chain, now_s)
+            if prompt.source == "text":  # what was sent there, and perhaps is there still
+                self.approximate.fit(len(self.index.trust))
+                found = self.approximate.match(prompt.chain, now_s)
+                trust = np.full(n, DEGRADED, np.uint8)
+            else:
+                found = self.index.match(prompt.chain, now_s)
             held = tokens_by_target(seats.slots, _tiers(found), found.expected, block_size)
         pool.others.note(load.in_flight, now_s)
         queue_s, decoding, in_flight = load.queue_s(now_s), load.decoding.copy(), load.in_flight.copy()
@@ -509,6 +518,9 @@ class Pools:
         pool, number = decided.pool, decided.target.number
         pool.cold.take(number, decided.now.prompt_tokens - decided.predicted_cached_tokens(), now_s)
         pool.others.sent(number, int(pool.load.in_flight[number]) + 1, decided.prefill_s, now_s)
+        if prompt.source == "text" and prompt.chain is not None:
+            for slot in pool.slots_of(number):
+                self.approximate.learn(slot.number, prompt.chain, now_s)
         missing = decided.missing(prompt)
         if not len(missing):
             return []

@@ -157,12 +157,6 @@ class RouterSettings(Settings):
     known_chats_mb: int = Field(
         64, ge=1, description="megabytes of conversations kept for each pool with a tokenizer, so that only their new messages are read"
     )
-    approximate_max_bytes: int = Field(
-        DEFAULT_APPROXIMATE_BYTES, ge=1 << 20, description="memory of the approximate index, for prompts that go by their text; the oldest go first"
-    )
-    approximate_decay_s: float = Field(
-        DEFAULT_DECAY_S, gt=0, description="seconds for which a prompt that went by its text is taken to be held by the worker it was sent to"
-    )
     tokenize_timeout_s: float = Field(2.0, gt=0, description="for the engine's /tokenize")
     attempts: int = Field(3, ge=1, le=64, description="workers tried before a request is given up")
     retry_ratio: float = Field(0.2, ge=0, le=1, description="retries that each request adds to a pool's budget")

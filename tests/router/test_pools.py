@@ -3,13 +3,18 @@ import random
 import numpy as np
 import pytest
 
+from router.http.usage import Usage
 from router.index.prefix_index import BLIND, DEGRADED, EXACT
-from router.policy.cost import Coefficients
+from router.policy.book import CoefficientBook
+from router.policy.cost import Coefficients, Rates
+from router.policy.policies import POLICIES
+from router.policy.rules import PolicyRules
 from router.pools import Pools, TrustRules
 from router.prompts.prompt import Prompt
 from schemas.block_hash import HashKey
 from schemas.fleet import Fleet, Pool, Worker
 from schemas.kv_events import COMPLETE, EVENT, Kind, KvBatch, WorkerId
+from schemas.workers import BridgeHealth, WorkerLoad
 
 
 def pools_of(workers=2, pools=("p",), **worker):
@@ -83,3 +88,150 @@ def test_when_all_are_down_all_are_tried_and_nobody_twice():
     first = pools.decide(pool, prompt, set(), 0.0).target.number
     assert pools.decide(pool, prompt, {first}, 0.0).target.number == 1 - first
     assert pools.decide(pool, prompt, {0, 1}, 0.0) is None
+
+
+def fleet_of(*workers):
+    return Fleet(pools=(Pool(name="p"),), workers=tuple(Worker(pool="p", name=n, url=f"http://{n}:1", **k) for n, k in workers))
+
+
+def pools_over(fleet, policy="cost", **given):
+    return Pools(fleet, {}, policy, Coefficients(), HashKey(1, 2), TrustRules(1e9, 1e9), random.Random(1), **given)
+
+
+def load_of(worker, running, waiting=0.0, time_s=1000.0, rank=0, up=True):
+    health = BridgeHealth(trust="exact", epoch=1)
+    return WorkerLoad(
+        pool="p", worker=worker, rank=rank, time_s=time_s, engine="vllm", up=up, running=running, waiting=waiting, bridge=health
+    )  # fmt: skip
+
+
+def test_others_requests_are_in_the_load_while_the_engines_word_is_fresh():
+    pools = pools_of()
+    pool = pools.by_name["p"]
+    pools.hear_load(pool, load_of("w0", 7.0), wall_s=1001.0, now_s=50.0)
+    decided = pools.decide(pool, Prompt.unknown(100), set(), 51.0)
+    assert (decided.now.in_flight.tolist(), decided.now.decoding.tolist()) == ([7, 0], [7, 0])
+    assert decided.target.worker == "w1"
+    assert pools.decide(pool, Prompt.unknown(100), set(), 52.1).now.in_flight.tolist() == [0, 0], "it was read at 49"
+    pools.hear_load(pool, load_of("w1", 7.0, up=False), wall_s=1001.0, now_s=60.0)
+    assert pools.decide(pool, Prompt.unknown(100), set(), 60.0).now.in_flight.tolist() == [0, 0]
+
+
+def test_our_own_requests_are_not_taken_for_others():
+    pools = pools_of()
+    pool = pools.by_name["p"]
+    for _ in range(5):
+        decided = pools.decide(pool, Prompt.unknown(100), {1}, 50.0)
+        pools.expect(decided, Prompt.unknown(100), 1.0, 50.0)
+        pool.load.admit(0, 0.1, True, 50.0)
+    pools.hear_load(pool, load_of("w0", 5.0), wall_s=1000.1, now_s=50.3)
+    assert pools.decide(pool, Prompt.unknown(100), set(), 50.4).now.in_flight.tolist() == [5, 0]
+
+
+def test_of_ranks_that_the_engine_chooses_the_load_is_the_sum_once_all_are_known():
+    pools = pools_of(workers=1, ranks=2, engine="sglang")
+    pool = pools.by_name["p"]
+    pools.hear_load(pool, load_of("w0", 3.0), wall_s=1000.0, now_s=50.0)
+    assert pools.decide(pool, Prompt.unknown(100), set(), 50.0).now.in_flight.tolist() == [0]
+    pools.hear_load(pool, load_of("w0", 2.0, rank=1), wall_s=1000.0, now_s=50.0)
+    assert pools.decide(pool, Prompt.unknown(100), set(), 50.0).now.in_flight.tolist() == [5]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_draining_worker_gets_only_what_goes_on_there_whatever_the_policy(policy):
+    pools = pools_over(fleet_of(("w0", {}), ("w1", {})), policy)
+    pool = tell(pools, batch("w0", range(1, 63)))
+    pool.drain("w0")
+    for i in range(20):
+        cold = Prompt("exact", 1000, 1000, np.arange(100 + 100 * i, 162 + 100 * i, dtype=np.uint64), 16)
+        assert pools.decide(pool, cold, set(), 0.0, f"s{i}").target.worker == "w1"
+    warm = Prompt("exact", 1000, 1000, np.arange(1, 63, dtype=np.uint64), 16)
+    assert pools.decide(pool, warm, set(), 0.0).now.allowed.tolist() == [True, True]
+    pool.drain("w0", on=False)
+    assert pools.decide(pool, cold, set(), 0.0).now.allowed.tolist() == [True, True]
+
+
+def test_who_joins_is_capped_while_it_is_colder_than_the_others():
+    pools = pools_over(fleet_of(("w0", {}), ("w1", {})), policy_rules=PolicyRules(cold_tokens_per_s=1000.0, cold_s=60.0))
+    pool = tell(pools, batch("w0", range(1, 100)), batch("w1", range(1, 100)))
+    pools.set_workers("p", (*fleet_of(("w0", {}), ("w1", {}), ("w2", {})).workers,), 10.0)
+    cold = Prompt("exact", 5000, 5000, np.arange(1000, 1312, dtype=np.uint64), 16)
+    pool.load.admit(0, 9.0, True, 10.0)
+    pool.load.admit(1, 9.0, True, 10.0)
+    first = pools.decide(pool, cold, set(), 10.0)
+    assert first.target.worker == "w2"
+    for ticket in pools.expect(first, cold, 1.0, 10.0):
+        pools.index.drop(ticket)
+    assert pools.decide(pool, cold, set(), 10.5).target.worker != "w2"
+    assert pools.decide(pool, cold, set(), 15.0).target.worker == "w2", "what it took too much is paid off"
+    assert np.isinf(pools.decide(pool, cold, set(), 70.1).now.cold_left_tokens).all(), "and then it is new no more"
+    pools.index.apply(batch("w2", range(1, 60)), 15.0)
+    assert np.isinf(pools.decide(pool, cold, set(), 16.0).now.cold_left_tokens).all(), "nor when it is as warm as half the others"
+
+
+def test_workers_of_the_first_fleet_are_not_new():
+    decided = pools_of().decide((pools := pools_of()).by_name["p"], Prompt.unknown(100), set(), 0.0)
+    assert np.isinf(decided.now.cold_left_tokens).all()
+    assert len(pools.by_name["p"].new_targets(0.0)) == 0
+
+
+def test_shadows_see_what_the_policy_sees_and_change_nothing():
+    fleet = fleet_of(*((f"w{i}", {}) for i in range(4)))
+    alone, watched = pools_over(fleet), pools_over(fleet, policy_rules=PolicyRules(shadows=("max_prefix", "round_robin")))
+    for pools in (alone, watched):
+        tell(pools, batch("w2", range(1, 50)))
+    prompt = Prompt("exact", 1000, 1000, np.arange(1, 63, dtype=np.uint64), 16)
+    decided = watched.decide(watched.by_name["p"], prompt, set(), 0.0)
+    assert [(s.policy, s.target_number) for s in decided.shadows] == [("max_prefix", 2), ("round_robin", 0)]
+    assert alone.decide(alone.by_name["p"], prompt, set(), 0.0).target == decided.target
+    watched.set_shadows("p", [])
+    assert watched.decide(watched.by_name["p"], prompt, set(), 0.0).shadows == ()
+
+
+def test_coefficients_follow_the_hardware_and_what_is_adopted():
+    book = CoefficientBook(Rates(), {"slow": Rates(a=1e-3)})
+    pools = pools_over(fleet_of(("w0", {"hardware": "slow"}), ("w1", {"hardware": "fast"})), book=book)
+    pool = pools.by_name["p"]
+    prompt = Prompt.unknown(4000)
+    decided = pools.decide(pool, prompt, set(), 0.0)
+    assert (decided.target.worker, decided.coefficients_version) == ("w1", "configured-1")
+    assert decided.terms.prefill_s[0] > 9 * decided.terms.prefill_s[1]
+    for i in range(1, 200):
+        found = pools.decide(pool, prompt, {0}, 0.0)
+        usage = Usage(prompt_tokens=100 * i, cached_tokens=0)
+        pools.learn(found, usage, ttft_s=100 * i * 3e-3)
+    entry = book.entry("p", "fast")
+    book.look(entry)
+    assert pools.decide(pool, prompt, set(), 0.0).target.worker == "w1", "shown, not used"
+    book.adopt("p", "fast", entry.versions[-1].name)
+    decided = pools.decide(pool, prompt, set(), 0.0)
+    assert (decided.target.worker, decided.coefficients_version) == ("w0", "configured-1")
+    assert pools.decide(pool, prompt, {0}, 0.0).coefficients_version == entry.versions[-1].name
+
+
+def test_outcomes_of_requests_that_waited_behind_others_teach_nothing():
+    pools = pools_of()
+    pool = pools.by_name["p"]
+    pool.load.admit(0, 0.0, True, 0.0)  # overdue, but there
+    decided = pools.decide(pool, Prompt.unknown(4000), {1}, 5.0)
+    pools.learn(decided, Usage(prompt_tokens=1000, cached_tokens=0), ttft_s=3.0)
+    pools.learn(decided, Usage(prompt_tokens=1000, cached_tokens=0, engine_queue_s=1.0, engine_ttft_s=1.5), ttft_s=3.0)
+    window = pools.book.entry("p", None).window
+    assert window.rows().tolist() == [[1000, 0, 0.5]]
+    assert window.useless == {"seconds not known": 1}
+
+
+def test_prompts_known_by_their_text_follow_where_they_were_sent():
+    pools = pools_over(fleet_of(*((f"w{i}", {}) for i in range(6))))
+    pool = pools.by_name["p"]
+    chain = np.arange(1, 40, dtype=np.uint64)
+    first = pools.decide(pool, Prompt("text", None, 64 * 30, chain[:30], 64), set(), 0.0)
+    assert first.now.expected.max() == 0
+    assert pools.expect(first, Prompt("text", None, 64 * 30, chain[:30], 64), 2.0, 0.0) == []
+    longer = Prompt("text", None, 64 * 39, chain, 64)
+    decided = pools.decide(pool, longer, set(), 300.0)
+    assert decided.target == first.target
+    assert decided.now.expected.max() == 64 * 30
+    assert set(decided.now.trust.tolist()) == {DEGRADED}, "it is a guess"
+    assert pools.decide(pool, longer, set(), 601.0).now.expected.max() == 0, "which fades"
+    assert pools.index.match(chain, 0.0).expected.max() == 0
