@@ -29,9 +29,12 @@ class UnsupportedPrompt(ValueError):  # noqa: N818 - a value, named for what it 
     """This prompt's token ids cannot be told exactly here; the message says why. Not the client's fault: the engine may well take it."""
 
 
-def conversation(messages: Sequence[Message], wrap_parts: bool, knows_developer: bool = True) -> list[dict[str, Any]]:
-    """What the template gets as `messages`. wrap_parts: it loops over a message's content. Raises UnsupportedPrompt."""
-    out = [_message(m, wrap_parts) for m in messages]
+def conversation(
+    messages: Sequence[Message], wrap_parts: bool, knows_developer: bool = True, knows_reasoning: bool = False
+) -> list[dict[str, Any]]:
+    """What the template gets as `messages`. wrap_parts: it loops over a message's content. knows_developer, knows_reasoning: it speaks of
+    these. Raises UnsupportedPrompt."""
+    out = [_message(m, wrap_parts, knows_reasoning) for m in messages]
     if not knows_developer and any(m["role"] == "developer" for m in out):
         return _developer_as_system(out)
     return out
@@ -69,18 +72,21 @@ def plain_chat(messages: object, tools: object, kwargs: Mapping[str, Any]) -> No
         raise UnsupportedPrompt("SGLang may continue a last message of the assistant")
 
 
-def _message(message: Message, wrap_parts: bool) -> dict[str, Any]:
+def _message(message: Message, wrap_parts: bool, knows_reasoning: bool) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise UnsupportedPrompt("a message must be an object with a role")
     role = message["role"]
     content = message.get("content")
     if isinstance(content, str) and not (role == "system" and content.startswith(BILLING_HEADER)):
-        out = {"role": role, "content": [{"type": "text", "text": content}] if wrap_parts and role != "tool" else content}
+        out: dict[str, Any] = {"role": role, "content": [{"type": "text", "text": content}] if wrap_parts and role != "tool" else content}
     else:
         texts = _texts(content)
         if role == "system":
             texts = [rest for t in texts if (rest := t.partition("\n")[2] if t.startswith(BILLING_HEADER) else t) or t == ""]
-        out = {"role": role, "content": [{"type": "text", "text": t} for t in texts] if wrap_parts and role != "tool" else "\n".join(texts)}
+        if wrap_parts and role != "tool":
+            out = {"role": role, "content": [{"type": "text", "text": t} for t in texts]}
+        else:
+            out = {"role": role, "content": "\n".join(texts if wrap_parts else filter(None, texts))}
     if role == "assistant":
         calls = message.get("tool_calls")
         if calls:
@@ -88,15 +94,16 @@ def _message(message: Message, wrap_parts: bool) -> dict[str, Any]:
         reasoning = message.get("reasoning")
         reasoning = message.get("reasoning_content") if reasoning is None else reasoning
         if reasoning is not None:
+            if knows_reasoning and content is None and "content" in message:
+                raise UnsupportedPrompt("reasoning beside a null content: the engine's request model may leave it out")
             out["reasoning"] = out["reasoning_content"] = reasoning
-    elif role == "tool":
-        if "tool_call_id" in message:
-            out["tool_call_id"] = message["tool_call_id"]
-    elif role == "developer":
-        out["tools"] = message.get("tools")
+    elif role == "tool" and "tool_call_id" in message:
+        out["tool_call_id"] = message["tool_call_id"]
     for name in ("name", "task"):
         if isinstance(message.get(name), str):
             out[name] = message[name]
+    if role == "developer":
+        out["tools"] = message.get("tools")
     return out
 
 

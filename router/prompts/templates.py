@@ -58,6 +58,7 @@ class ChatTemplate:
     behind: jinja2.Template | None
     wrap_parts: bool
     knows_developer: bool
+    knows_reasoning: bool
     variables: frozenset[str]
     timeless: bool
 
@@ -71,7 +72,8 @@ class ChatTemplate:
         if timeless and _grows(tree):
             marked, behind = _with_marks(env, source, head=True), _with_marks(env, source, head=False)
         variables = frozenset(find_undeclared_variables(tree))
-        return cls(env.from_string(source), marked, behind, _loops_over_content(tree), knows, variables, timeless)
+        reasons = "reasoning" in source
+        return cls(env.from_string(source), marked, behind, _loops_over_content(tree), knows, reasons, variables, timeless)
 
     @property
     def grows(self) -> bool:

@@ -123,7 +123,7 @@ class LocalTokenizer:
     @staticmethod
     def conversation(template: ChatTemplate, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Messages as that template gets them. Raises UnsupportedPrompt."""
-        return conversation(messages, template.wrap_parts, template.knows_developer)
+        return conversation(messages, template.wrap_parts, template.knows_developer, template.knows_reasoning)
 
     def template_values(self, chat: Chat) -> dict[str, Any]:
         """What the template gets besides messages. Raises UnsupportedPrompt."""

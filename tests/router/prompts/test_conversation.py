@@ -38,6 +38,22 @@ def test_content_is_text_or_parts_as_the_template_wants_it(message, text, parts)
     assert one(message, wrap=True)["content"] == [{"type": "text", "text": p} for p in parts]
 
 
+def test_empty_parts_are_left_out_of_joined_text_but_not_of_parts():
+    parts = [{"type": "text", "text": t} for t in ("", "a", "")]
+    assert one({"role": "user", "content": parts})["content"] == "a"
+    assert one({"role": "user", "content": parts}, wrap=True)["content"] == parts
+    assert one({"role": "tool", "content": parts}, wrap=True)["content"] == "\na\n"
+
+
+def test_reasoning_beside_a_null_content_is_refused_where_the_template_speaks_of_it():
+    message = {"role": "assistant", "content": None, "reasoning": "r"}
+    assert conversation([message], False, knows_reasoning=False)[0]["reasoning"] == "r"
+    with pytest.raises(UnsupportedPrompt, match="null content"):
+        conversation([message], False, knows_reasoning=True)
+    del message["content"]
+    assert conversation([message], False, knows_reasoning=True)[0]["reasoning"] == "r"
+
+
 def test_a_tools_answer_is_text_whatever_the_template_wants():
     message = {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
     assert one(message, wrap=True) == {"role": "tool", "content": "a\nb", "tool_call_id": "c1"}
