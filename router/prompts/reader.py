@@ -215,12 +215,12 @@ class PromptReader:
             most = pool.served.max_model_len if pool.served is not None else None
             if most is None or body_bytes >= most:  # a token has at least a byte
                 raise UnsupportedPrompt("truncation: the engine may cut the prompt")
+        if tokenizer.lower_case:
+            raise UnsupportedPrompt("the engine lowers the text first")
         if asked.chat is not None:
             if self._pools.get(pool.name, PoolTokens()).engine == "sglang":
                 plain_chat(asked.chat.messages, asked.chat.tools, asked.chat.values)
             return await self._chat_ids(pool, tokenizer, asked, body_bytes)
-        if tokenizer.lower_case:
-            raise UnsupportedPrompt("the engine lowers the text first")
         self._check_length(sum(map(len, asked.texts)))
         quick = [tokenizer.ids_if_quick(t, asked.special, INLINE_CHARACTERS) for t in asked.texts] if len(asked.texts) < 8 else [None]
         if all(ids is not None for ids in quick):
