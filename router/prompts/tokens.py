@@ -135,14 +135,17 @@ class LocalTokenizer:
 
     def ids(self, text: str, add_special_tokens: bool) -> U32:
         """Token ids of a prompt's final text, u32, shape (n,)."""
-        if self._segments is None or (add_special_tokens and self._around is None):
-            return encoded(self._tokenizer, text, add_special_tokens)
-        return self.with_added(self._segments.ids(text), add_special_tokens)
+        return self._ids(text, add_special_tokens)
+
+    def _ids(self, text: str, special: bool) -> U32:
+        if self._segments is None or (special and self._around is None):
+            return encoded(self._tokenizer, text, special)
+        return self.with_added(self._segments.ids(text), special)
 
     def ids_if_quick(self, text: str, add_special_tokens: bool, new_characters: int) -> U32 | None:
         """The same if at most so many characters have to be tokenized anew; else None."""
         if len(text) <= new_characters:
-            return self.ids(text, add_special_tokens)
+            return self._ids(text, add_special_tokens)
         if self._segments is None or (add_special_tokens and self._around is None):
             return None
         found = self._segments.ids_if_seen(text, new_characters)
