@@ -386,6 +386,8 @@ class Proxy:
             headers.append((b"x-warmwatch-worker", decided.target.worker.encode()))
         if prompt.forecasts and "predicted-cached-tokens" in self._told:
             headers.append((b"x-warmwatch-predicted-cached-tokens", b"%d" % decided.predicted_cached_tokens()))
+        if "token-source" in self._told:
+            headers.append((b"x-warmwatch-token-source", prompt.source.encode()))
         return headers
 
     def _keep_with_its_maker(self, exchange: Exchange, pool: PoolState, response_id: object) -> None:

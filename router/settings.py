@@ -140,7 +140,7 @@ class RouterSettings(Settings):
     )
     max_head_bytes: int = Field(64 << 10, ge=1024, description="largest request line and headers together; more is told 431")
     max_headers: int = Field(128, ge=8, description="most headers of a request; more is told 431")
-    response_headers: list[Literal["worker", "predicted-cached-tokens", "request-id"]] = Field(
+    response_headers: list[Literal["worker", "predicted-cached-tokens", "request-id", "token-source"]] = Field(
         ["worker", "predicted-cached-tokens", "request-id"], description="which x-warmwatch-* headers answers carry; []: none"
     )
     max_prompt_chars: int = Field(

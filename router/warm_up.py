@@ -10,8 +10,10 @@ import random
 import numpy as np
 
 from router.policy.cost import Coefficients
+from router.policy.policies import POLICIES
 from router.pools import Pools, TrustRules
 from router.prompts.prompt import Prompt
+from router.records.candidates import listed
 from schemas.block_hash import HashKey
 from schemas.fleet import Fleet
 from schemas.kv_events import COMPLETE, EVENT, FIRST, LAST, WINDOWED, Kind, KvBatch, WorkerId, decode, encode
@@ -47,10 +49,11 @@ def warm_up() -> None:
         pools.index.apply(decode(encode(batch)), 0.0)  # as it comes from the stream: arrays that cannot be written to
     prompt = Prompt("exact", len(ids), len(ids), chain, 16)
     tickets = []
-    for policy in ("round_robin", "cost", "cost"):  # the later ones meet expected blocks, too
+    for policy in (*POLICIES, "cost"):  # the later ones meet expected blocks, too
         pools.set_policy("p", policy)
-        decided = pools.decide(pool, prompt, set(), 0.0)
+        decided = pools.decide(pool, prompt, set(), 0.0, "session")
         assert decided is not None
+        listed(decided)
         tickets += pools.expect(decided, prompt, 1.0, 0.0)
     for ticket in tickets:
         pools.index.drop(ticket)

@@ -20,7 +20,7 @@ from schemas.workers import Trust
 
 def pack_hashes(hashes: U64) -> str:
     """u64 hashes -> base64 of their little-endian bytes."""
-    return base64.b64encode(hashes.astype("<u8", copy=False).tobytes()).decode()
+    return binascii.b2a_base64(np.ascontiguousarray(hashes, "<u8"), newline=False).decode("ascii")
 
 
 def unpack_hashes(packed: str) -> U64:

@@ -1,7 +1,11 @@
 """Decisions and outcomes as JSON, in the form of schemas/requests.py.
 
 Written field by field instead of through the pydantic models: the values are our own, so validating them at each request would cost
-200 us to learn nothing (20 us this way). The tests validate what is written here against the models, and that no field is forgotten.
+200 us to learn nothing (30 us this way, at 64 workers). The tests validate what is written here against the models, and that no field is
+forgotten.
+
+Everything is bounded: so many candidates, shadows and attempts at most, texts cut. A worker's numbers are those that the decision was made
+from (`Situation`, `Terms`), not what holds a moment later.
 """
 
 from __future__ import annotations
@@ -13,58 +17,78 @@ import orjson
 
 from router.exchange import Exchange
 from router.index.prefix_index import TRUST_CODES
+from router.policy.cost import most_cached_tokens
 from router.pools import Decided
 from router.prompts.prompt import Prompt
+from router.records.candidates import Listed, listed
 from schemas.requests import Attempt, pack_hashes
 
-RECORDED_CANDIDATES = 8
+RECORDED_SHADOWS = 32
+RECORDED_ATTEMPTS = 64
+_TRUST = tuple(t.value for t in TRUST_CODES)
 
 
 def decision_fields(exchange: Exchange, decided: Decided, prompt: Prompt, router: str) -> dict[str, Any]:
     """The fields of a Decision but for `attempts`. Reads the index as it is now: call it before anything is applied or booked."""
-    now, target = decided.now, decided.target
-    slot = decided.pool.slots_of(target.number)[0]
+    pool, target, found = decided.pool, decided.target, listed(decided)
+    slot = pool.slots_of(target.number)[0]
     wall_s = time.time()
-    best = int(now.held.argmax()) if prompt.chain is not None else None
-    best_tokens = int(now.held[best]) if best is not None else None
+    chain = prompt.recorded_chain
+    known = prompt.chain is not None
+    best = pool.targets[found.longest] if known and found.longest is not None else None
+    runner_up = None if found.runner_up is None else pool.targets[found.runner_up]
     return {
         "version": 1,
         "request_id": exchange.request_id,
         "time_s": wall_s,
         "router": router,
-        "pool": decided.pool.name,
+        "pool": pool.name,
         "model": exchange.model,
         "path": exchange.path[:1024],
         "route": exchange.route,
         "tenant": exchange.tenant,
         "session_id": exchange.session_id,
         "stream": exchange.stream,
-        "policy": decided.pool.policy.name,
-        "policy_version": decided.pool.policy.version,
+        "policy": pool.policy.name,
+        "policy_version": pool.policy.version,
+        "coefficients_version": decided.coefficients_version[:100],
         "token_source": prompt.source,
+        "token_reason": None if prompt.reason is None else prompt.reason[:200],
         "prompt_tokens": prompt.tokens,
-        "block_size": prompt.block_size,
+        "block_size": None if prompt.source == "text" else prompt.block_size,
         "lora": None if prompt.lora is None else prompt.lora[:1024],
-        "key_id": decided.pool.key_id,
-        "chain": None if prompt.chain is None else pack_hashes(prompt.chain),
+        "key_id": pool.key_id,
+        "chain": None if chain is None else pack_hashes(chain),
         "worker": target.worker,
         "rank": target.rank,
-        "candidates": _candidates(decided),
-        "workers_considered": int(now.allowed.sum()),
-        "best_overlap_worker": decided.pool.targets[best].worker if best is not None and best_tokens else None,
-        "best_overlap_tokens": best_tokens,
-        "margin_s": decided.margin_s(),
+        "candidates": _candidates(decided, found),
+        "workers_considered": found.considered,
+        "best_overlap_worker": best and best.worker,
+        "best_overlap_rank": best and best.rank,
+        "best_overlap_tokens": found.longest_tokens if known else None,
+        "predicted_tokens": forecast(decided, prompt),
+        "runner_up_worker": runner_up and runner_up.worker,
+        "runner_up_rank": runner_up and runner_up.rank,
+        "margin_s": found.margin_s,
+        "shadows": _shadows(decided, prompt),
+        "waited_s": exchange.waited_s,
         "index_lag_s": None if slot.newest_s is None else max(0.0, wall_s - slot.newest_s),
         "decide_us": decided.decide_us,
         "tokenize_us": prompt.tokenize_us,
     }
 
 
+def forecast(decided: Decided, prompt: Prompt) -> int | None:
+    """Cached tokens that the engine should report. None: the prefix is unknown, or there are several prompts and only one is forecast."""
+    return decided.predicted_cached_tokens() if prompt.forecasts else None
+
+
 def decision_json(fields: dict[str, Any], attempts: list[Attempt]) -> bytes:
-    return orjson.dumps(fields | {"attempts": [a.model_dump() for a in attempts]})
+    told = [{"worker": a.worker, "rank": a.rank, "error": a.error, "after_s": a.after_s} for a in attempts[:RECORDED_ATTEMPTS]]
+    return orjson.dumps(fields | {"attempts": told})
 
 
-def outcome_json(exchange: Exchange, now_s: float) -> bytes:
+def outcome_json(exchange: Exchange, pool: str, router: str, now_s: float) -> bytes:
     """now_s: monotonic seconds at which the answer ended."""
     usage, failed = exchange.usage, len(exchange.attempts)
     return orjson.dumps(
@@ -87,44 +111,76 @@ def outcome_json(exchange: Exchange, now_s: float) -> bytes:
             "request_bytes": len(exchange.body),
             "response_bytes": exchange.response_bytes,
             "retries": failed if exchange.answering else max(0, failed - 1),
+            **(_undecided(exchange, pool, router) if exchange.worker is None else _DECIDED),
         }
     )
 
 
-def _candidates(decided: Decided) -> list[dict[str, Any]]:
-    """The chosen worker and the best others."""
-    pool, now = decided.pool, decided.now
-    order = decided.ranking()[:RECORDED_CANDIDATES]
-    has_cost = decided.choice.score is not None
-    columns = (
-        a[order].tolist()
-        for a in (
-            now.held,
-            now.gpu,
-            now.expected,
-            now.trust,
-            now.in_flight,
-            *(getattr(decided.terms, n) for n in ("queue_s", "prefill_s", "decode_s", "cost_s")),
-        )
-    )
-    out = []
-    for i, held, gpu, expected, trust, in_flight, queue_s, prefill_s, decode_s, cost_s in zip(order.tolist(), *columns, strict=True):
-        target, slot = pool.targets[i], pool.slots_of(i)[0]
+def _undecided(exchange: Exchange, pool: str, router: str) -> dict[str, Any]:
+    """What a decision would have said, of a request that none was made for."""
+    return {
+        "router": router,
+        "pool": pool,
+        "model": exchange.model,
+        "path": exchange.path[:1024],
+        "route": exchange.route,
+        "tenant": exchange.tenant,
+        "session_id": exchange.session_id,
+        "stream": exchange.stream,
+    }
+
+
+_DECIDED = dict.fromkeys(("router", "pool", "model", "path", "route", "tenant", "session_id", "stream"))
+
+
+def _candidates(decided: Decided, found: Listed) -> list[dict[str, Any]]:
+    pool, has_cost, out = decided.pool, decided.choice.score is not None, []
+    for number, ints, floats in zip(found.numbers, found.ints, found.floats, strict=True):
+        target, slot = pool.targets[number], pool.slots_of(number)[0]
+        held, gpu, cpu, disk, expected, trust, in_flight, decoding, allowed, draining = ints
+        queue_s, prefill_s, load_s, decode_s, cost_s = floats
         out.append(
             {
                 "worker": target.worker,
                 "rank": target.rank,
                 "overlap_tokens": held,
                 "overlap_gpu_tokens": gpu,
+                "overlap_cpu_tokens": cpu,
+                "overlap_disk_tokens": disk,
                 "speculative_tokens": expected - held,
                 "queue_s": queue_s,
                 "prefill_s": prefill_s,
+                "load_s": load_s,
                 "decode_s": decode_s,
                 "cost_s": cost_s if has_cost else None,
                 "epoch": slot.epoch,
                 "seq": slot.seq,
-                "trust": TRUST_CODES[trust].value,
+                "trust": _TRUST[trust],
                 "in_flight": in_flight,
+                "decoding": decoding,
+                "draining": draining == 1,
+                "allowed": allowed == 1,
             }
         )
     return out
+
+
+def _shadows(decided: Decided, prompt: Prompt) -> list[dict[str, Any]]:
+    """Of shadows that would have chosen somebody."""
+    if not decided.shadows:
+        return []
+    now, cost_s, targets = decided.now, decided.terms.cost_s, decided.pool.targets
+    known = prompt.forecasts
+    most, chosen_s = most_cached_tokens(now.prompt_tokens, now.block_size), cost_s[decided.target.number]
+    return [
+        {
+            "policy": pick.policy,
+            "version": pick.version,
+            "worker": targets[number].worker,
+            "rank": targets[number].rank,
+            "predicted_tokens": min(int(now.expected[number]), most) if known else None,
+            "margin_s": float(cost_s[number] - chosen_s),
+        }
+        for pick in decided.shadows[:RECORDED_SHADOWS]
+        if (number := pick.target_number) is not None
+    ]

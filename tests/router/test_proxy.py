@@ -178,7 +178,7 @@ async def test_decision_and_outcome_tell_the_whole_story():
         )  # fmt: skip
         assert (d.policy, d.policy_version, d.token_source, d.prompt_tokens, d.block_size, d.worker, d.rank) == (
             "cost",
-            "1",
+            r.router.pools.by_name["tiny"].policy.version,
             "exact",
             100,
             16,

@@ -7,11 +7,13 @@ CODE = """
 import numba
 from router.index import kernels
 from router.policy import cost
+from router.records import candidates
 from router.warm_up import warm_up
 warm_up()
-compiled = {f for m in (kernels, cost) for f in vars(m).values() if isinstance(f, numba.core.dispatcher.Dispatcher) and f.signatures}
+modules = (kernels, cost, candidates)
+compiled = {f for m in modules for f in vars(m).values() if isinstance(f, numba.core.dispatcher.Dispatcher) and f.signatures}
 before = {f.py_func.__name__: len(f.signatures) for f in compiled}
-missing = {"apply", "match", "settle", "sets_of", "store_all", "remove_all", "clear", "link_all"} - set(before)
+missing = {"apply", "match", "settle", "sets_of", "store_all", "remove_all", "clear", "link_all", "_listed"} - set(before)
 assert not missing, missing
 warm_up()
 assert before == {f.py_func.__name__: len(f.signatures) for f in compiled}
