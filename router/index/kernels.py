@@ -128,7 +128,7 @@ def _entry(t, which, key):  # type: ignore[no-untyped-def]
     return np.int64(t.places[at] & _LOW) if at >= 0 else np.int64(0)
 
 
-@_njit()
+@_njit(inline="always")
 def _put_in_segment(t, segment, value):  # type: ignore[no-untyped-def]
     bits = t.num[SEGMENT_BITS]
     base = segment << bits
@@ -140,14 +140,14 @@ def _put_in_segment(t, segment, value):  # type: ignore[no-untyped-def]
     t.segments[segment, 0] += 1
 
 
-@_njit()
+@_njit(inline="always")
 def _free_entry(t, entry):  # type: ignore[no-untyped-def]
     t.names[entry] = np.uint64(0)
     t.members[entry] = t.num[FREE_ENTRY]
     t.num[FREE_ENTRY] = entry
 
 
-@_njit()
+@_njit(inline="always")
 def _delete(t, which, key):  # type: ignore[no-untyped-def]
     """Frees the key's entry and place, and moves later ones of its run back, so that each stays reachable from its home."""
     at = _find(t.places, t.directory, t.names, which, t.num[DEPTH + which], t.num[SEGMENT_BITS], key)
@@ -176,7 +176,7 @@ def _used_bytes(t):  # type: ignore[no-untyped-def]
     return (t.num[SEGMENTS] << (t.num[SEGMENT_BITS] + 3)) + t.num[ENTRIES_TOP] * ENTRY_BYTES + of_sets
 
 
-@_njit()
+@_njit(inline="always")
 def _insert(t, which, key):  # type: ignore[no-untyped-def]
     """A new entry for a key that has none; 0: no memory. Its `members` are the caller's to set."""
     high = (key * _GOLDEN) >> _HIGH
@@ -192,7 +192,6 @@ def _insert(t, which, key):  # type: ignore[no-untyped-def]
         if entry + 1 >= len(t.names) or _used_bytes(t) + ENTRY_BYTES > t.num[LIMIT_BYTES]:
             return np.int64(0)
         t.num[ENTRIES_TOP] += 1
-        t.names[entry + 1] = np.uint64(0)
     t.names[entry] = key
     _put_in_segment(t, np.int64(t.directory[which, high >> np.uint64(32 - t.num[DEPTH + which])]), high << _HIGH | np.uint64(entry))
     t.num[ROWS + which] += 1
@@ -274,8 +273,6 @@ def _new_segment(t, which, segment, high):  # type: ignore[no-untyped-def]
     for i in range(prefix * span + span // 2, (prefix + 1) * span):
         t.directory[which, i] = other
     t.segments[segment, 1] = t.segments[other, 1] = depth + 1
-    t.segments[other, 0] = 0
-    t.places[other << bits : (other + 1) << bits] = np.uint64(0)
     return other
 
 
@@ -518,6 +515,8 @@ def remove_all(t, slot, lane, level, hashes, whole):  # type: ignore[no-untyped-
     at = _place(t, lane, level, slot)
     bit = _bit(slot)
     member = _member_hash(lane, level, slot)
+    before = np.int64(-1)
+    to = np.int64(-1)
     for i in range(len(hashes)):
         key = hashes[i]
         if key == np.uint64(0):
@@ -542,7 +541,8 @@ def remove_all(t, slot, lane, level, hashes, whole):  # type: ignore[no-untyped-
                 if level < EXPECTED:
                     t.of_slot[slot, COPIES] -= 1
                 continue
-        to = _toggled(t, s, at, bit, member)
+        if s != before or to < 0:
+            before, to = s, _toggled(t, s, at, bit, member)
         if to < 0:
             _drop_block(t, s, key)
             continue

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -148,6 +148,8 @@ class PrefixIndex:
         self.level_s = np.inf  # monotonic; all that a log held then is applied (feed.py). inf: no log is followed
         self.fresh_s = -np.inf  # the same, by the times that the newest records read bear
         self.counts = IndexCounts()
+        self.on_new_life: Callable[[int], None] = lambda slot: None
+        """Told a slot whose cache began anew, or that goes to another worker: what others guessed of it is void."""
         self._grow()
 
     def slot(self, source: WorkerId) -> Slot:
@@ -348,6 +350,7 @@ class PrefixIndex:
         self._lose(slot)
         self.heard_s[slot.number] = -np.inf
         self._free.append(slot.number)
+        self.on_new_life(slot.number)
 
     def _lose(self, slot: Slot) -> None:
         slot.epoch = slot.seq = slot.listing = None
@@ -365,6 +368,7 @@ class PrefixIndex:
         self._forget_groups(slot)  # a restarted engine may cut otherwise
         self.trust[slot.number] = EXACT if complete else DEGRADED
         self.counts.epochs += 1
+        self.on_new_life(slot.number)
 
     def _apply_plain(self, slot: Slot, events: Events, hashes: U64) -> None:
         if len(events):

@@ -33,7 +33,9 @@ ahead of the search (what it waits for is mostly a second line).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import contextlib
+import mmap
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -94,13 +96,11 @@ class BlockTable:
         num[[k.WORDS, k.LANES, k.LIMIT_BYTES]] = self._words, self._lanes, self._limit_bytes
         directory = np.zeros((2, min(1 << k.MAX_DEPTH, 16 << segments.bit_length())), np.uint32)
         directory[k.EXTRAS, : 1 << _FIRST_DEPTH] = 1
-        # Not zeros: reserved memory, which the kernels clear as they take it. NumPy asks for huge pages there, and only there.
         entries = max(64, self._limit_bytes // k.ENTRY_BYTES)
-        index, names = np.empty(segments << self._segment_bits, np.uint64), np.empty(entries, np.uint64)
-        members = np.empty(entries, np.uint32)
-        index[: 2 << self._segment_bits] = names[:2] = members[:1] = 0
+        places, names = _reserved(segments << self._segment_bits, np.uint64), _reserved(entries, np.uint64)
+        members = _reserved(entries, np.uint32)
         return k.State(
-            num, index, np.zeros((segments, 2), np.int64), directory, names, members, *self._room_for_sets(0),
+            num, places, np.zeros((segments, 2), np.int64), directory, names, members, *self._room_for_sets(0),
             np.zeros((self.slots, 3), np.int64), np.zeros((self._lanes, k.LEVELS, self.slots), np.int64),
             np.zeros(1 << self._segment_bits, np.uint64),
         )  # fmt: skip
@@ -231,3 +231,12 @@ class BlockTable:
     def copies(self, slot: int, block: int, level: int = GPU, lane: int = 0) -> int:
         """Copies of one block that the slot holds."""
         return int(k.copies_of(self._state, slot, lane, level, np.uint64(block)))
+
+
+def _reserved(n: int, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """Zeros that take memory a small page at a time as they are touched. (NumPy asks for huge pages for large arrays: each then stalls its
+    first writer, by 5 to 25 ms where memory is in pieces.)"""
+    memory = mmap.mmap(-1, n * np.dtype(dtype).itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(AttributeError, OSError):  # a system without huge pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype)

@@ -41,6 +41,8 @@ class Health:
         self.up: Mask = np.zeros(0, np.bool_)
         self.changes: Counter[tuple[str, str]] = Counter()
         """How often a worker (name) came into a state (see `state`). A worker that is gone keeps its counts."""
+        self.went_down: Callable[[list[int]], None] = lambda targets: None
+        """Told the targets of a process that is not to be sent requests any more: its cache may be gone."""
         self.set_targets(targets)
 
     def set_targets(self, targets: tuple[Target, ...], present: Mask | None = None) -> None:
@@ -152,6 +154,8 @@ class Health:
             self.changes[worker, state] += 1
             level = logging.INFO if BACKING_OFF in (before, state) else logging.WARNING
             log.log(level, "worker %s (%s) is %s, no longer %s: %s", worker, url, state, before, why)
+            if before == UP and state != BACKING_OFF:
+                self.went_down(numbers)
         if breaker.pristine(now_s):
             self._troubled.discard(url)
 
