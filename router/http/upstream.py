@@ -118,6 +118,8 @@ class Answer:
         """Hands over the body piece by piece and returns at its end. The sink must not block; what it raises ends the connection and is
         raised here. Raises FirstByteTimeout, IdleTimeout, BrokeOff, BadAnswer."""
         early, self._early = self._early, []
+        if self._early_bytes > _EARLY_BYTES:
+            self.resume()  # first: the sink may pause it again
         if early:
             try:
                 sink(early[0] if len(early) == 1 else b"".join(early))
@@ -129,8 +131,6 @@ class Answer:
         if self._error is not None:
             raise self._error
         self._sink = sink
-        if self._early_bytes > _EARLY_BYTES:
-            self.resume()
         await self._wait()
 
     def pause(self) -> None:
