@@ -42,7 +42,8 @@ from router.http.server import Limits, Server
 from router.http.upstream import Timeouts, Upstream, client_tls
 from router.index.approximate import ApproximateIndex
 from router.index.feed import LOOK_S, Feed, FeedSink
-from router.metrics import AccessCollector, ReplicasCollector, RouterMetrics, StateCollector, WorkersCollector
+from router.metrics import AccessCollector, PolicyCollector, ReplicasCollector, RouterMetrics, StateCollector, WorkersCollector
+from router.policy.fit import new_fit
 from router.pools import Pools, PoolState, TrustRules
 from router.prompts.reader import PromptReader, pool_tokens
 from router.prompts.served import ServedModels
@@ -199,6 +200,7 @@ class Router:
         self.feed = Feed(stream, specs, settings.topic_prefix, sink, min(LOOK_S, settings.stale_after_s / 3))
         self.metrics.registry.register(StateCollector(self.pools, self.feed, sink, self.recorder, clock))
         self.metrics.registry.register(WorkersCollector(self.pools, self.membership, self.watch, clock))
+        self.metrics.registry.register(PolicyCollector(self.pools, clock))
         self.metrics.registry.register(AccessCollector(self.gate))
         self.replicas = link_of(settings, self.pools, clock)
         if self.replicas is not None:
@@ -241,6 +243,7 @@ class Router:
         self._tasks = [asyncio.create_task(job(pool)) for pool in self.pools for job in jobs]
         self._tasks.append(asyncio.create_task(self.watch.run()))
         self._tasks.append(asyncio.create_task(self.gate.follow()))
+        self._tasks.append(asyncio.create_task(self._fit()))
         if self.replicas is not None:
             await self.replicas.start()
         if self.certificate is not None:
@@ -351,6 +354,18 @@ class Router:
                 if visit.may_use(str(model.get("id"))):
                     found.setdefault(str(model.get("id")), model)
         return {"object": "list", "data": list(found.values())}
+
+    async def _fit(self) -> None:
+        """Looks now and then whether outcomes give better prefill coefficients; computed beside the loop."""
+        book = self.pools.book
+        while True:
+            await asyncio.sleep(self.settings.fit_every_s)
+            try:
+                for entry in book.refits():
+                    book.settle(entry, await asyncio.to_thread(new_fit, entry.window.rows(), book.reference(entry)))
+            except Exception:  # the top of this task's loop
+                self.metrics.crashes.inc()
+                log.exception("fitting the prefill coefficients failed")
 
     async def _learn_models(self, pool: PoolState) -> None:
         """Adapters come and go while engines run, so their workers are asked again and again."""

@@ -274,6 +274,81 @@ class WorkersCollector(Collector):
         yield CounterMetricFamily("warmwatch_router_workers_left", "Workers that left since the start", value=float(self._membership.left))
 
 
+class PolicyCollector(Collector):
+    """Shadow policies beside the live one, prefill coefficients, what others send, and who is capped or drains."""
+
+    def __init__(self, pools: Pools, clock: Callable[[], float]) -> None:
+        self._pools, self._clock = pools, clock
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._shadows()
+        yield from self._coefficients()
+        others = GaugeMetricFamily(
+            "warmwatch_router_others_requests",
+            "Requests of others on the worker, told from the engine's own load; absent: not known",
+            labels=["pool", "worker", "rank"],
+        )
+        new = GaugeMetricFamily("warmwatch_router_new_workers", "Workers whose cold tokens are capped since they are new", labels=["pool"])
+        now_s = self._clock()
+        for pool in self._pools:
+            new.add_metric([pool.name], float(len(pool.new_targets(now_s))))
+            for target in pool.here():
+                requests = pool.others.of(target.number, now_s)
+                if requests is not None:
+                    others.add_metric([pool.name, target.worker, "any" if target.rank is None else str(target.rank)], requests)
+        yield from (others, new)
+
+    def _shadows(self) -> Iterator[Metric]:
+        def counter(name: str, text: str) -> CounterMetricFamily:
+            return CounterMetricFamily(f"warmwatch_router_shadow_{name}", text, labels=["pool", "policy"])
+
+        families = {
+            "decisions": counter("decisions", "Decisions that the shadow policy looked at"),
+            "agreed": counter("agreed", "Of these, the same worker was chosen"),
+            "errors": counter("errors", "Decisions at which it failed"),
+            "seconds": counter("seconds", "Time that it took"),
+            "cached_tokens": counter("cached_tokens", "Forecast of cached prompt tokens where it would have sent them"),
+            "chosen_cached_tokens": counter("chosen_cached_tokens", "The same where those requests went"),
+        }
+        for pool in self._pools:
+            for shadow in pool.shadows:
+                for name, family in families.items():
+                    family.add_metric([pool.name, shadow.policy.name], float(getattr(shadow, name)))
+        yield from families.values()
+
+    def _coefficients(self) -> Iterator[Metric]:
+        labels = ["pool", "hardware"]
+        value = GaugeMetricFamily(
+            "warmwatch_router_prefill_coefficient",
+            "Prefill seconds = base + a * uncached + b * uncached * (cached + uncached / 2); of: in_use, or the newest fit",
+            labels=[*labels, "coefficient", "of"],
+        )
+        error = GaugeMetricFamily(
+            "warmwatch_router_prefill_fit_error",
+            "Relative error of the newest fit on outcomes that it had not seen",
+            labels=[*labels, "quantile"],
+        )
+        adopted = GaugeMetricFamily("warmwatch_router_prefill_fit_in_use", "1: a fit is in use, 0: what is configured", labels=labels)
+        seen = CounterMetricFamily(
+            "warmwatch_router_prefill_outcomes", "Outcomes by whether they tell prefill seconds (used), or why not", labels=[*labels, "use"]
+        )
+        for entry in self._pools.book:
+            of = [entry.pool, entry.hardware or "none"]
+            used, newest = self._pools.book.in_use(entry.pool, entry.hardware), entry.versions[-1]
+            adopted.add_metric(of, float(used.fit is not None))
+            for which, version in (("in_use", used), *([("fit", newest)] if newest.fit is not None else [])):
+                for name, number in (("base", version.rates.base_s), ("a", version.rates.a), ("b", version.rates.b)):
+                    value.add_metric([*of, name, which], number)
+            if newest.fit is not None:
+                for quantile, number in (("0.5", newest.fit.error_p50), ("0.9", newest.fit.error_p90)):
+                    error.add_metric([*of, quantile], number)
+            for use, count in {"used": entry.window.seen, **entry.window.useless}.items():
+                seen.add_metric([*of, use], float(count))
+        yield from (value, error, adopted, seen)
+        failures = float(self._pools.book.write_failures)
+        yield CounterMetricFamily("warmwatch_router_fits_file_failures", "Times that the fits file could not be written", value=failures)
+
+
 class AccessCollector(Collector):
     """Who comes in, by the names of the keys file, and who does not."""
 

@@ -339,6 +339,7 @@ class Pools:
         }  # fmt: skip
         for p in fleet.pools:
             self.set_shadows(p.name, policy_rules.shadows)
+            self.by_name[p.name].seats(self.book)  # so that coefficients are shown before the first request
         self._by_model = {s.model: s for s in reversed(self.by_name.values())}
 
     def __iter__(self) -> Iterator[PoolState]:

@@ -92,6 +92,12 @@ class OthersLoad:
         out[2, :n] = out[1, :n] + waiting
         return out[0], out[1], out[2]
 
+    def of(self, target: int, now_s: float) -> float | None:
+        """Others' requests there. None: nothing fresh is known."""
+        if target >= len(self._read_s) or now_s - self._read_s[target] > self.fresh_s:
+            return None
+        return float(self._running[target] + self._waiting[target])
+
     def _own(self, target: int, read_s: float) -> int:
         """The most that we had in flight there around that time: of the buckets in the window, and of the last one before it."""
         first, last = int((read_s - WINDOW_S) / BUCKET_S), int((read_s + WINDOW_S) / BUCKET_S)

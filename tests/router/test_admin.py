@@ -6,8 +6,10 @@ import orjson
 import pytest
 
 from router.admin import Admin
+from router.http.usage import Usage
 from router.policy.cost import Coefficients
 from router.pools import Pools, TrustRules
+from router.prompts.prompt import Prompt
 from router.workers.membership import Membership
 from schemas.block_hash import HashKey
 from schemas.changes import Change
@@ -68,6 +70,38 @@ async def test_a_change_is_written_once_to_the_stream(pools):
     assert change.text == "the policy of r1 is round_robin, no longer cost"
 
 
+async def test_shadows_are_set_told_and_ended(pools):
+    written = Written()
+    status, content = await call(pools, "POST", "/shadows", b'{"policies": ["random", "max_prefix"], "pool": "b"}', written)
+    assert status == 200
+    assert [s["policy"] for s in content["pools"]["b"]] == ["random", "max_prefix"]
+    assert content["pools"]["a"] == []
+    pools.decide(pools.by_name["b"], Prompt.unknown(100), set(), 0.0)
+    of_b = (await call(pools, "GET", "/shadows"))[1]["pools"]["b"]
+    assert [(s["decisions"], s["agreed"], s["errors"]) for s in of_b] == [(1, 1, 0)] * 2
+    assert (await call(pools, "POST", "/shadows", b'{"policies": []}', written))[1]["pools"] == {"a": [], "b": []}
+    assert written.changes[0][1].text == "the shadow policies of r1 are random, max_prefix"
+
+
+async def test_coefficients_are_told_and_adopted(pools):
+    pool, book = pools.by_name["a"], pools.book
+    for i in range(1, 200):
+        decided = pools.decide(pool, Prompt.unknown(100), set(), 0.0)
+        pools.learn(decided, Usage(prompt_tokens=100 * i, cached_tokens=0), ttft_s=100 * i * 3e-3)
+    book.look(book.entry("a", None))
+    (told,) = [c for c in (await call(pools, "GET", "/coefficients"))[1]["coefficients"] if c["pool"] == "a"]
+    assert (told["in_use"], told["observations"]) == ("configured-1", 199)
+    fit = told["versions"][1]
+    assert fit["a"] == pytest.approx(3e-3, rel=0.01)
+    written = Written()
+    for _ in range(2):
+        body = orjson.dumps({"pool": "a", "hardware": None, "version": fit["version"]})
+        assert (await call(pools, "POST", "/coefficients", body, written))[0] == 200
+    assert book.in_use("a", None).name == fit["version"]
+    ((_, change),) = written.changes
+    assert change.text == f"the prefill coefficients of r1 are {fit['version']}, no longer configured-1"
+
+
 async def test_a_web_page_cannot_change_the_policy(pools):
     status, _ = await call(pools, "POST", "/policy", b'{"policy": "random"}', headers=[(b"origin", b"https://example.org")])
     assert (status, {p.policy.name for p in pools}) == (403, {"cost"})
@@ -83,8 +117,22 @@ async def test_a_web_page_cannot_change_the_policy(pools):
         ("POST", "/policy", b'{"policy": "cost", "pool": {}}', 400, "there are a, b"),
         ("POST", "/policy", b'{"policy": "cost", "pool": "c"}', 400, "there are a, b"),
         ("POST", "/policy", b" " * 70_000, 413, "over 65536 bytes"),
+        ("POST", "/shadows", b"[]", 400, "a list of cost, round_robin"),
+        ("POST", "/shadows", b'{"policies": "cost"}', 400, "a list of"),
+        ("POST", "/shadows", b'{"policies": ["best"]}', 400, "a list of"),
+        ("POST", "/shadows", b'{"policies": ["cost", "cost"]}', 400, "each once"),
+        ("POST", "/shadows", b'{"policies": ["cost"], "pool": "c"}', 400, "there are a, b"),
+        ("POST", "/coefficients", b'{"pool": "a"}', 400, "GET /coefficients"),
+        (
+            "POST",
+            "/coefficients",
+            b'{"pool": "a", "hardware": null, "version": "fit-9"}',
+            400,
+            "there are configured-1",
+        ),
+        ("POST", "/coefficients", b'{"pool": "a", "hardware": "h9", "version": "fit-9"}', 400, "there are a/no label"),
         ("DELETE", "/policy", b"", 404, "GET and POST /policy"),
-        ("GET", "/secrets", b"", 404, "GET and POST /policy and /workers"),
+        ("GET", "/secrets", b"", 404, "GET and POST /policy, /shadows, /coefficients and /workers"),
         ("GET", "/workers/b/127.0.0.1:2", b"", 404, "DELETE /workers/POOL/NAME"),
         ("POST", "/workers/b/127.0.0.1:2/restart", b"", 404, "drain, undrain or remove"),
         ("PUT", "/workers", b"{}", 404, "DELETE /workers/POOL/NAME"),
