@@ -16,6 +16,8 @@ Row = dict[str, Any]
 """A row of a published table by column."""
 
 _UNKNOWN = "-"
+_JOINED = "\u00a0"
+"""Stands for a space where a line must not end: between a figure and its unit."""
 _LINE = 118
 _SOURCES = {
     "exact": "counted by the router's own tokenizer",
@@ -57,7 +59,7 @@ def page(facts: Facts, now: datetime) -> str:
     else:
         parts += [_decided(facts), _shadows(facts), _attempts(facts)]
     parts += [_outcome(facts, now), _not_known(facts)]
-    return "\n\n".join("\n".join(_fold(lines)) for lines in parts if lines)
+    return "\n\n".join("\n".join(_fold(lines)) for lines in parts if lines).replace(_JOINED, " ")
 
 
 def _came(facts: Facts, now: datetime) -> list[str]:
@@ -104,7 +106,8 @@ def _decided(facts: Facts) -> list[str]:
         lines.append(f"  the last of {facts.earlier_decisions + 1} decisions of this request; the others ended as attempts")
     if not facts.candidates:
         return lines
-    lines += ["", *_indented(_candidates(facts.candidates)), ""]
+    lines += ["", "  Tokens of its beginning held by each worker, and predicted milliseconds:"]
+    lines += [*_indented(_candidates(facts.candidates)), ""]
     listed, considered = len(facts.candidates), r.get("workers_considered")
     if considered is not None and considered > listed:
         lines.append(f"  {_n(listed)} of {_n(considered)} workers that could have been chosen are listed, by cost.")
@@ -116,14 +119,14 @@ def _decided(facts: Facts) -> list[str]:
 def _candidates(candidates: Sequence[Row]) -> list[str]:
     tiers = any(c.get("overlap_cpu_tokens") or c.get("overlap_disk_tokens") for c in candidates)
     loads = any(c.get("load_s") for c in candidates)
-    head = ["", "worker", "held"]
-    head += ["gpu", "cpu", "disk"] if tiers else []
-    head += ["expected", "queue", "prefill", *(["load"] if loads else []), "decode", "cost ms", "in flight", "trust", "index at", ""]
+    expected = any(c.get("speculative_tokens") for c in candidates)
+    head = ["", "worker", "held", *(["gpu", "cpu", "disk"] if tiers else []), *(["expected"] if expected else [])]
+    head += ["queue", "prefill", *(["load"] if loads else []), "decode", "cost", "in flight", "trust", "index at", ""]
     rows = []
     for c in candidates:
         row = [">" if c.get("chosen") else "", _place(c), _n(c.get("overlap_tokens"))]
         row += [_n(c.get(f"overlap_{t}_tokens")) for t in ("gpu", "cpu", "disk")] if tiers else []
-        row.append(f"+{_n(c['speculative_tokens'])}" if c.get("speculative_tokens") else "")
+        row += [f"+{_n(c['speculative_tokens'])}" if c.get("speculative_tokens") else ""] if expected else []
         row += [_ms(c.get(t)) for t in ("queue_s", "prefill_s", *(["load_s"] if loads else []), "decode_s", "cost_s")]
         decoding = f" ({_n(c['decoding'])} decoding)" if c.get("decoding") else ""
         row += [f"{_n(c.get('in_flight'))}{decoding}", _safe(c.get("trust") or _UNKNOWN), _clock(c), _why_not(c)]
@@ -179,7 +182,13 @@ def _longest(facts: Facts, chosen: Row) -> list[str]:
         return [f"{more}; what it would have cost was not recorded."]
     if best.get("allowed") is False:
         tried = any(a.get("worker") == worker for a in facts.attempts)
-        why = "it was draining" if best.get("draining") else "it had been tried before" if tried else "it was down or had no place"
+        why = (
+            "it was draining"
+            if best.get("draining")
+            else "it had been tried before"
+            if tried
+            else "it was down, full, or not the one it had to go to"
+        )
         return [f"{more}, but could not be chosen: {why}."]
     distrust = f" Its index was {best['trust']}: {_TRUST[best['trust']]}." if best.get("trust") in _TRUST else ""
     if best.get("cost_s") is None or chosen.get("cost_s") is None:
@@ -294,17 +303,17 @@ def _not_known(facts: Facts) -> list[str]:
 
 
 def _n(value: int | None) -> str:
-    return _UNKNOWN if value is None else f"{value:,}".replace(",", " ")
+    return _UNKNOWN if value is None else f"{value:,}".replace(",", _JOINED)
 
 
 def _s(seconds: float | None) -> str:
     if seconds is None:
         return "an unknown time"
     if seconds < 0.001:
-        return f"{seconds * 1e6:.0f} us"
+        return f"{seconds * 1e6:.0f}{_JOINED}us"
     if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
+        return f"{seconds * 1e3:.3g}{_JOINED}ms"
+    return f"{seconds:.3g}{_JOINED}s" if seconds < 100 else f"{seconds:.0f}{_JOINED}s"
 
 
 def _ms(seconds: float | None) -> str:
