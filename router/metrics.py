@@ -178,6 +178,8 @@ class StateCollector(Collector):
             "index_blocks": ("Distinct blocks known", index.rows),
             "index_bytes": ("Memory of the index", index.size_bytes),
             "index_expected_blocks": ("Blocks expected from dispatched requests", index.pending_blocks),
+            "approximate_blocks": ("Blocks and pieces of text that were sent somewhere and are remembered", len(self._pools.approximate)),
+            "approximate_bytes": ("Memory of the approximate index", self._pools.approximate.size_bytes),
             "index_limit_bytes": ("What the index may take (index_max_bytes)", index.limit_bytes),
             "index_sets": ("Distinct sets of workers that hold a block, needed at once at most", index.sets),
             "index_unmatched_workers": (

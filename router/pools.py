@@ -9,6 +9,7 @@ No await here: a decision sees one consistent state, since all of it lives on on
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import math
@@ -208,6 +209,10 @@ class PoolState:
     def slots_of(self, target: int) -> tuple[Slot, ...]:
         return self._slots[target]
 
+    def tells_nothing(self) -> bool:
+        """No worker has KV events (as far as it was heard): what they hold is guessed from what was sent to them."""
+        return all(slot.epoch is None for slot in self.sources.values())
+
     def learn_block_size(self, block_size: int) -> None:
         """The first word counts, until no worker's events say so any more (all were restarted with another size). Until then a different
         one is counted: that worker's blocks match no prompt."""
@@ -324,6 +329,7 @@ class Pools:
     ) -> None:
         self.index = PrefixIndex(index_max_bytes, sum(w.ranks for w in fleet.workers))
         self.approximate = ApproximateIndex(64 << 20, 600.0) if approximate is None else approximate
+        self.index.on_new_life = self.approximate.forget_slot
         self._key_id = key.key_id
         self._other_key: set[int] = set()  # slot numbers
         self._strangers: set[WorkerId] = set()
@@ -337,6 +343,8 @@ class Pools:
             )
             for p in fleet.pools
         }  # fmt: skip
+        for pool in self.by_name.values():
+            pool.health.went_down = functools.partial(self._guess_nothing_of, pool)
         for p in fleet.pools:
             self.set_shadows(p.name, policy_rules.shadows)
             self.by_name[p.name].seats(self.book)  # so that coefficients are shown before the first request
@@ -479,13 +487,15 @@ class Pools:
         if prompt.chain is None or not prompt.reads_cache:
             held = np.zeros((4, n), np.int64)
         else:
-            if prompt.source == "text":  # what was sent there, and perhaps is there still
-                self.approximate.fit(len(self.index.trust))
-                found = self.approximate.match(prompt.chain, now_s)
+            if prompt.source == "text":
+                found = self._sent_before(prompt.chain, now_s)
                 trust = np.full(n, DEGRADED, np.uint8)
             else:
                 found = self.index.match(prompt.chain, now_s)
             held = tokens_by_target(seats.slots, _tiers(found), found.expected, block_size)
+            if prompt.source != "text" and pool.tells_nothing():
+                found = self._sent_before(prompt.chain, now_s)
+                np.maximum(held[3], tokens_by_target(seats.slots, _tiers(found), found.expected, block_size)[3], out=held[3])
         pool.others.note(load.in_flight, now_s)
         queue_s, decoding, in_flight = load.queue_s(now_s), load.decoding.copy(), load.in_flight.copy()
         others = pool.others.load(n, now_s)
@@ -513,13 +523,24 @@ class Pools:
             int(prompt.chain[0]) if prompt.chain is not None and len(prompt.chain) else None,
         )  # fmt: skip
 
+    def _sent_before(self, chain: U64, now_s: float) -> Overlaps:
+        """What was sent to each worker, and perhaps is there still."""
+        self.approximate.fit(len(self.index.trust))
+        return self.approximate.match(chain, now_s)
+
+    def _guess_nothing_of(self, pool: PoolState, targets: list[int]) -> None:
+        for number in targets:
+            for slot in pool.slots_of(number):
+                self.approximate.forget_slot(slot.number)
+
     def expect(self, decided: Decided, prompt: Prompt, ttl_s: float, now_s: float) -> list[int]:
         """The request is dispatched: books what cold caps and others' load need, and enters the prompt's unconfirmed blocks as expected on
-        the chosen target. Call it before the flight is admitted. Returns the tickets to drop when it comes to nothing."""
+        the chosen target; what no engine will tell of is remembered. Call it before the flight is admitted. Returns the tickets to drop
+        when it comes to nothing."""
         pool, number = decided.pool, decided.target.number
         pool.cold.take(number, decided.now.prompt_tokens - decided.predicted_cached_tokens(), now_s)
         pool.others.sent(number, int(pool.load.in_flight[number]) + 1, decided.prefill_s, now_s)
-        if prompt.source == "text" and prompt.chain is not None:
+        if prompt.chain is not None and (prompt.source == "text" or pool.tells_nothing()):
             for slot in pool.slots_of(number):
                 self.approximate.learn(slot.number, prompt.chain, now_s)
         missing = decided.missing(prompt)

@@ -235,3 +235,33 @@ def test_prompts_known_by_their_text_follow_where_they_were_sent():
     assert set(decided.now.trust.tolist()) == {DEGRADED}, "it is a guess"
     assert pools.decide(pool, longer, set(), 601.0).now.expected.max() == 0, "which fades"
     assert pools.index.match(chain, 0.0).expected.max() == 0
+
+
+def test_where_no_engine_tells_what_it_holds_prompts_follow_where_they_were_sent():
+    pools = pools_over(fleet_of(*((f"w{i}", {}) for i in range(6))))
+    pool = pools.by_name["p"]
+    prompt = Prompt("exact", 16 * 40, 16 * 40, np.arange(1, 41, dtype=np.uint64), 16)
+    first = pools.decide(pool, prompt, set(), 0.0)
+    pools.expect(first, prompt, 2.0, 0.0)
+    later = pools.decide(pool, prompt, set(), 300.0)
+    assert (later.target, later.now.expected.max(), later.now.held.max()) == (first.target, 16 * 40, 0)
+    assert set(later.now.trust.tolist()) == {BLIND}
+    tell(pools, batch(first.target.worker, [99]))  # it tells now, and holds something else
+    assert pools.decide(pool, prompt, set(), 301.0).now.expected.max() == 0
+    assert len(pools.approximate) == 0
+    pools.expect(pools.decide(pool, prompt, set(), 302.0), prompt, 2.0, 302.0)
+    assert len(pools.approximate) == 0
+
+
+def test_what_was_sent_to_a_worker_that_went_down_or_left_is_no_longer_guessed_there():
+    fleet = fleet_of(("w0", {}), ("w1", {}))
+    pools = pools_over(fleet)
+    pool = pools.by_name["p"]
+    prompt = Prompt("text", None, 64 * 30, np.arange(1, 31, dtype=np.uint64), 64)
+    for number in (0, 1):
+        pools.expect(pools.decide(pool, prompt, {1 - number}, 0.0), prompt, 2.0, 0.0)
+    assert pools.decide(pool, prompt, set(), 0.0).now.expected.tolist() == [64 * 30] * 2
+    pool.health.refused(0)
+    assert pools.decide(pool, prompt, set(), 0.0).now.expected.tolist() == [0, 64 * 30]
+    pools.index.release(WorkerId("p", "w1", 0))
+    assert pools.decide(pool, prompt, set(), 0.0).now.expected.tolist() == [0, 0]

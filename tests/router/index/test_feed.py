@@ -9,12 +9,13 @@ from collections import deque
 import numpy as np
 import pytest
 
-from router.index.feed import FeedSink, News
+from router.index.feed import FeedSink, News, _age_s
 from router.index.prefix_index import BLIND, DEGRADED, EXACT
 from router.policy.cost import Coefficients
 from router.pools import Pools, TrustRules
 from schemas.fleet import Fleet, Pool, Worker
-from schemas.kv_events import EVENT, Kind, KvBatch, WorkerId
+from schemas.kv_events import COMPLETE, EVENT, FIRST, LAST, Kind, KvBatch, WorkerId, encode
+from schemas.stream.base import Slice, StoredRecord
 from schemas.stream.memory import MemoryHub
 from schemas.topics import KV_EVENTS, WORKER_LOAD
 from tests.router.fake_engine import FakeEngine
@@ -46,6 +47,107 @@ async def test_a_fresh_router_is_exact_from_the_start_of_the_log():
         async with running([engine], hub) as second:
             assert (await second.post(BODY))[1]["x-warmwatch-predicted-cached-tokens"] == "96"
             assert trust_of(second) == EXACT
+
+
+async def predicted(r, body=BODY):
+    return int((await r.post(body))[1]["x-warmwatch-predicted-cached-tokens"])
+
+
+def forget_the_log(hub, but_for):
+    """Retention takes all KV events but for the newest."""
+    with hub.open("test") as stream:
+        ends = stream.end_offsets(KV_EVENTS)
+        stream.delete_before(KV_EVENTS, {p: max(0, end - but_for) for p, end in ends.items()})
+
+
+@pytest.mark.parametrize(("flags", "trust"), [(COMPLETE, EXACT), (0, DEGRADED)])
+async def test_a_fresh_router_takes_from_a_snapshot_what_the_log_no_longer_tells(flags, trust):
+    hub = MemoryHub()
+    async with FakeEngine("w0").serving() as engine:
+        async with running([engine], hub) as first:
+            chain = first.chain(PROMPT)
+            await first.hold("w0", [*chain, 7, 8])
+            await first.tell("w0", (Kind.REMOVED, [7], 0))
+            await first.tell("w0", (Kind.SNAPSHOT, chain[:2], flags | FIRST))
+            await first.tell("w0", (Kind.SNAPSHOT, [*chain[2:], 8], flags | LAST))
+            await first.tell("w0", (Kind.STORED, [9], 0), (Kind.REMOVED, chain[5:], 0))
+            assert trust_of(first) == EXACT
+            seqs = dict(first.seq)
+        forget_the_log(hub, but_for=3)
+        async with running([engine], hub) as second:
+            second.seq.update(seqs)
+            assert (trust_of(second), await predicted(second)) == (trust, 80)
+            index = second.router.pools.index
+            assert index.match(np.array([9, 8, 7], np.uint64), 0.0).held[0] == 2
+            await second.tell("w0", (Kind.REMOVED, chain[1:2], 0))
+            assert (await predicted(second), index.unknown_removals) == (16, 0)
+
+
+async def test_a_restarted_worker_is_empty_and_exact_again_from_its_sequence_0():
+    async with FakeEngine("w0").serving() as engine, running([engine]) as r:
+        chain = r.chain(PROMPT)
+        await r.hold("w0", chain)
+        assert await predicted(r) == 96
+        start = np.array([(Kind.EPOCH_STARTED, 0, 0, 0, 0, 1.0, 0, 0, COMPLETE), (Kind.STORED, 0, 0, 1, 0, 1.0, 0, 16, 0)], EVENT)
+        again = KvBatch(WorkerId("tiny", "w0", 0), 2, 0, 0, 1.0, 1.0, start, np.array(chain[:1], np.uint64))
+        await append(r.hub, KV_EVENTS, again.source.key, encode(again))
+        await until(lambda: r.router.pools.index.slot(again.source).epoch == 2)
+        assert (trust_of(r), await predicted(r)) == (EXACT, 16)
+
+
+async def test_an_event_that_was_dropped_makes_its_worker_degraded_and_the_decision_says_so():
+    async with FakeEngine("w0").serving() as w0, FakeEngine("w1").serving() as w1, running([w0, w1]) as r:
+        chain = r.chain(PROMPT)
+        await r.hold("w0", chain)
+        await r.hold("w1", [7])
+        r.seq["w0"] += 1  # this one never arrives
+        await r.tell("w0", (Kind.STORED, [8], 0))
+        assert (trust_of(r, "w0"), trust_of(r, "w1")) == (DEGRADED, EXACT)
+        await r.post(BODY)
+        (d,), _ = await r.records()
+        assert {c.worker: c.trust for c in d.candidates} == {"w0": "degraded", "w1": "exact"}
+        assert r.router.pools.index.counts.unexplained_gaps == 1
+        await r.tell("w0", (Kind.SNAPSHOT, [*chain, 8], FIRST | LAST | COMPLETE))
+        assert trust_of(r, "w0") == EXACT
+
+
+async def test_records_that_come_late_or_twice_change_nothing():
+    async with FakeEngine("w0").serving() as engine, running([engine]) as r:
+        chain = r.chain(PROMPT)
+        await r.hold("w0", chain)
+        await r.tell("w0", (Kind.REMOVED, chain[3:], 0))
+        index = r.router.pools.index
+        values = r.values(KV_EVENTS)
+        for value in values * 2:
+            await append(r.hub, KV_EVENTS, WorkerId("tiny", "w0", 0).key, value)
+        await until(lambda: index.counts.stale_batches + index.counts.repeated_batches == 6)
+        assert (index.counts.repeated_batches, index.unknown_removals) == (2, 0)
+        assert (trust_of(r), await predicted(r)) == (EXACT, 48)
+        await r.tell("w0", (Kind.REMOVED, chain[:1], 0))
+        assert await predicted(r) == 0
+
+
+async def test_the_lag_is_small_while_the_index_follows_and_grows_while_the_stream_is_away():
+    async with FakeEngine("w0").serving() as engine, running([engine]) as r:
+        index = r.router.pools.index
+        await r.hold("w0", r.chain(PROMPT))
+        level_s = index.level_s
+        await until(lambda: index.fresh_s > level_s + 0.2)  # between two looks at the log's ends
+        assert index.lag_s(index.fresh_s + 0.1) == pytest.approx(0.1)
+        r.hub.outage("test")
+        await until(lambda: r.router.feed.trouble)
+        fresh_s = index.fresh_s
+        await until(lambda: index.lag_s(r.router._clock()) > 0.3)
+        assert index.fresh_s == fresh_s
+        r.hub.heal("test")
+        await until(lambda: index.fresh_s > fresh_s)
+
+
+def test_the_lag_of_a_poll_is_the_age_of_the_newest_record_of_the_partition_that_is_farthest_behind():
+    def part(number, *ages_s):
+        return Slice(KV_EVENTS, number, [StoredRecord(i, int((1000 - age_s) * 1000), None, b"", ()) for i, age_s in enumerate(ages_s)])
+
+    assert [_age_s(slices, 1000.0) for slices in ([], [part(0, 9, 5)], [part(0, 9, 5), part(1, 3)], [part(0, -2)])] == [0, 5, 5, 0]
 
 
 async def test_routing_goes_on_without_a_stream_and_readiness_says_so():
