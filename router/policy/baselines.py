@@ -29,8 +29,16 @@ from router.policy.cost import F64, I64, Situation, Terms, most_cached_tokens
 
 def overlap(now: Situation) -> I64:
     """Valid prefix tokens by worker: confirmed ones unless the index is blind there, and expected ones."""
-    tokens: I64 = np.minimum(now.expected - now.held * (now.trust == 0), most_cached_tokens(now.prompt_tokens, now.block_size))
-    return tokens
+    out = np.empty(len(now.expected), np.int64)
+    most = most_cached_tokens(now.prompt_tokens, now.block_size)
+    _overlap(now.gpu, now.cpu, now.disk, now.expected, now.trust, most, out)
+    return out
+
+
+@numba.njit(cache=True)
+def _overlap(gpu, cpu, disk, expected, trust, most, out):  # type: ignore[no-untyped-def]
+    for w in range(len(out)):
+        out[w] = min(expected[w] - (gpu[w] + cpu[w] + disk[w] if trust[w] == 0 else 0), most)
 
 
 class Random:

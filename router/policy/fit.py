@@ -29,11 +29,14 @@ _MARGIN = 0.05
 """Share by which the median error must be smaller than with what is in use."""
 _SPREAD = 2.0
 """Least ratio of a long prompt's uncached tokens (90 %) to a short one's (10 %): else base and slope can't be told apart."""
+_GROWTH = 1.1
+"""The same, of the seconds that the fit predicts."""
 _WORST_ERROR = 0.5
 _MOST_GARBAGE = 0.4
 _LONGEST_S = 3600.0
 _TUKEY = 4.685
-_SUBSETS = tuple([i for i in range(3) if n >> i & 1] for n in range(1, 8))
+_SUBSETS = tuple([i for i in range(3) if n >> i & 1] for n in range(7, 0, -1))
+"""Of the three columns, all of them first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +118,9 @@ def new_fit(rows: F64, in_use: Rates) -> PrefillFit | Refusal:
         return Refusal("alike", f"most prompts have {short:.0f} to {long:.0f} uncached tokens: too alike to tell base and slope apart")
     x = _columns(u, h)
     theta, counted, sigma, scale = _robust(x, seconds)
-    if theta[1] == 0 and theta[2] == 0:
-        return Refusal("flat", "seconds do not grow with uncached tokens")
+    quick, slow = np.quantile(x @ theta, (0.1, 0.9))
+    if slow < _GROWTH * quick:
+        return Refusal("flat", f"seconds hardly grow with tokens: {quick:.3f} for a quick prompt, {slow:.3f} for a slow one")
     garbage = 1.0 - float(counted.mean())
     if garbage > _MOST_GARBAGE:
         return Refusal("garbage", f"{garbage:.0%} of the observations fit nothing")
@@ -183,6 +187,9 @@ def _nonnegative(x: F64, y: F64, weight: F64) -> F64:
             solution = np.linalg.solve(part, moment[columns])
         except np.linalg.LinAlgError:  # these columns are the same
             continue
+        if len(columns) == 3 and (solution >= 0).all():
+            best = solution  # nothing can be better
+            break
         if (solution >= 0).all() and (found := float(moment[columns] @ solution)) > gain:
             best, gain = np.zeros(3), found
             best[columns] = solution
