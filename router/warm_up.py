@@ -57,5 +57,11 @@ def warm_up() -> None:
         tickets += pools.expect(decided, prompt, 1.0, 0.0)
     for ticket in tickets:
         pools.index.drop(ticket)
+    text = Prompt("text", None, len(ids), chain, 16)
+    for _ in range(2):
+        decided = pools.decide(pool, text, set(), 0.0)
+        assert decided is not None
+        pools.expect(decided, text, 1.0, 0.0)
+    pools.approximate.expire(1e9)
     pools.index.expire(10.0)
     pools.index.forget()

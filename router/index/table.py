@@ -192,16 +192,16 @@ class BlockTable:
         number and where its hashes begin, or those of the end.
         """
         words = np.ascontiguousarray(events).view(np.uint64).reshape(len(events), EVENT_WORDS)
-        event, at = k.apply(self._state, slot, lanes, words, hashes, event, at)
+        event, at = k.apply(self._state, slot, lanes, _fixed(words), _fixed(hashes), event, at)
         return int(event), int(at)
 
     def store(self, slot: int, hashes: U64, level: int = GPU, lane: int = 0) -> None:
         """One more copy of each hash."""
-        k.store_all(self._state, slot, lane, level, hashes)
+        k.store_all(self._state, slot, lane, level, _fixed(hashes))
 
     def remove(self, slot: int, hashes: U64, level: int = GPU, lane: int = 0) -> None:
         """One copy of each hash less; what is not held is counted in `unknown_removals`, unless it was only expected."""
-        k.remove_all(self._state, slot, lane, level, hashes, False)
+        k.remove_all(self._state, slot, lane, level, _fixed(hashes), False)
 
     def clear(self, slot: int) -> None:
         """The slot holds nothing any more; what is expected of it stays. One pass over the sets, unless the slot was empty."""
@@ -214,7 +214,7 @@ class BlockTable:
         counting: slots for which a lane counts, shape (lanes + 1, words), a word for each 64 slots; the last row: those for which any does.
         """
         out, t = np.zeros((5, self.slots), np.int32), self._state
-        k.match(t.num, t.places, t.directory, t.names, t.members, t.sets, counting, chain, out)
+        k.match(t.num, t.places, t.directory, t.names, t.members, t.sets, counting, _fixed(chain), out)
         return Overlaps(*out)
 
     def settle(self, slots: I64, lanes: I64, base: I64, unit: I64, chains: list[U64 | None], found: Overlaps) -> Overlaps:
@@ -223,7 +223,7 @@ class BlockTable:
         blocks = np.zeros((len(chains), max(1, int(lengths.max()))), np.int64)
         for chain, row in zip(chains, blocks, strict=True):
             if chain is not None:
-                k.sets_of(self._state, chain, row)
+                k.sets_of(self._state, _fixed(chain), row)
         out = np.stack(found)
         k.settle(self._state, slots, lanes, base, unit, lengths, blocks, out)
         return Overlaps(*out)
@@ -231,6 +231,14 @@ class BlockTable:
     def copies(self, slot: int, block: int, level: int = GPU, lane: int = 0) -> int:
         """Copies of one block that the slot holds."""
         return int(k.copies_of(self._state, slot, lane, level, np.uint64(block)))
+
+
+def _fixed(values: U64) -> U64:
+    """A view that can't be written to, as arrays from the stream are: so that a kernel is compiled for one kind, in warm_up.py."""
+    if values.flags.writeable:
+        values = values.view()
+        values.flags.writeable = False
+    return values
 
 
 def _reserved(n: int, dtype: type[np.generic]) -> npt.NDArray[Any]:

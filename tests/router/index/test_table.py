@@ -32,7 +32,7 @@ def universe_of(rng, seed):
     return rng.integers(1, 2**63, 300 if seed % 3 == 1 else 4000, dtype=np.uint64)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(9))
 def test_table_agrees_with_the_naive_twin(seed):
     rng = np.random.default_rng(seed)
     slots = int(rng.choice([3, 64, 70, 130]))
