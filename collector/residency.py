@@ -15,6 +15,9 @@ Entries of forgotten instances are dropped when the table is rebuilt, which happ
 Invariants: counts are never negative (a removal of a block that is not held is counted in `unknown_removals` and changes nothing);
 `resident` is the sum of the counts of the worker's current instance and `distinct` the number of its slots; a peak belongs to an epoch.
 
+A record that was applied at the very clock of its worker before (a retry) is counted in `stale_records` and changes nothing, as in the
+router's index: `seen` holds names of the last 64 records at the clock, since one engine batch may span several.
+
 Trust: BLIND nothing known; EXACT every event since the cache was known (empty at a complete start, a clear, or a complete snapshot);
 DEGRADED a gap, a start that was not seen, or blocks without names. Sequences that jump without a mark are gaps, too.
 
@@ -64,6 +67,7 @@ MAX_LOST = 1 << 32  # batches that one mark or jump can tell of: no sum of them 
 MAX_BUCKETS = 4096  # 10 s each, of one slice
 MAX_CELLS = 1 << 20  # workers times buckets of one slice
 LOAD = 0.7
+SEEN = 64  # records at one clock that are told from their repetition
 _COUNT = np.uint64(0xFFFFFFFF)
 
 WORKER = np.dtype(
@@ -246,9 +250,40 @@ def _degrade(w, ring, heads, reason, seq, time_s):  # type: ignore[no-untyped-de
 
 
 @numba.njit(cache=True)
+def _name(first_seq, bridge_s, events, e_from, e_to, hashes, h_from):  # type: ignore[no-untyped-def]
+    """64 bits that tell a record from others of its worker and clock."""
+    factor = np.uint64(0x9E3779B97F4A7C15)
+    x = (np.uint64(first_seq) ^ np.uint64(np.int64(bridge_s * 1e6))) * factor
+    h = h_from
+    for k in range(e_from, e_to):
+        e = events[k]
+        count = np.int64(e["count"])
+        x = (x ^ np.uint64(e["kind"]) ^ np.uint64(e["tier"]) << np.uint64(8) ^ np.uint64(e["flags"]) << np.uint64(16)) * factor
+        x = (x ^ x >> np.uint64(32) ^ np.uint64(e["group"]) ^ np.uint64(count) << np.uint64(32)) * factor
+        x = (x ^ x >> np.uint64(32) ^ e["seq"]) * factor
+        x = (x ^ x >> np.uint64(32) ^ e["parent"]) * factor
+        for i in range(h, h + count):
+            x = (x ^ x >> np.uint64(32) ^ hashes[i]) * factor
+        h += count
+    return x ^ x >> np.uint64(32)
+
+
+@numba.njit(cache=True)
+def _is_new(seen, at_clock, name):  # type: ignore[no-untyped-def]
+    """Notes a record of a worker; False: it was noted at this clock before. seen: how many, then the names of the last ones."""
+    n = np.int64(seen[0]) if at_clock else np.int64(0)
+    for k in range(min(n, SEEN)):
+        if seen[1 + k] == name:
+            return False
+    seen[1 + n % SEEN] = name
+    seen[0] = n + 1
+    return True
+
+
+@numba.njit(cache=True)
 def _apply(  # type: ignore[no-untyped-def]
     lo, hi, record_worker, epochs, first_seqs, last_seqs, bridge_times, event_end, hash_end, ok, events, event_hashes,
-    workers, table, used_slots, ring, ring_hashes, heads, ids, used, retired, first_bucket, tally,
+    workers, seen_records, table, used_slots, ring, ring_hashes, heads, ids, used, retired, first_bucket, tally,
 ):  # fmt: skip
     """Applies records lo..hi. Returns (ids used, slots used, noise). used_slots counts entries of forgotten instances, too."""
     h_mask = len(ring_hashes) - 1
@@ -263,6 +298,10 @@ def _apply(  # type: ignore[no-untyped-def]
         epoch = epochs[r]
         bridge_s = bridge_times[r]
         if w["started"] and (epoch < w["epoch"] or (epoch == w["epoch"] and w["has_seq"] and last_seqs[r] < w["seq"])):
+            w["stale_records"] += 1
+            continue
+        at_clock = w["started"] and epoch == w["epoch"] and w["has_seq"] and last_seqs[r] == w["seq"]
+        if not _is_new(seen_records[wi], at_clock, _name(first_seqs[r], bridge_s, events, e_from, event_end[r], event_hashes, h_at)):
             w["stale_records"] += 1
             continue
         marked = e_from < event_end[r] and events[e_from]["kind"] == _EPOCH
@@ -452,6 +491,7 @@ class Residency:
             if value < 2 or value & (value - 1):
                 raise ValueError(f"{name}={value} must be a power of two")
         self.workers: npt.NDArray[np.void] = np.zeros(16, WORKER)
+        self.seen = np.zeros((16, 1 + SEEN), np.uint64)
         self.count = 0
         self.table = np.zeros((slots, 2), np.uint64)
         self.used_slots = 0
@@ -468,6 +508,7 @@ class Residency:
         """Registers a worker of which nothing is known."""
         if self.count == len(self.workers):
             self.workers = np.concatenate([self.workers, np.zeros(len(self.workers), WORKER)])
+            self.seen = np.concatenate([self.seen, np.zeros_like(self.seen)])
         w = self.workers[self.count]
         w["last"] = -1
         w["reason"] = _UNSEEN
@@ -505,7 +546,7 @@ class Residency:
             ids = self._instances(marks)
             used, self.used_slots, _ = _apply(
                 lo, hi, record_worker, batch.epoch, batch.first_seq, batch.last_seq, batch.bridge_time_s, batch.event_end,
-                batch.hash_end, batch.ok, batch.events, batch.hashes, self.workers, self.table, self.used_slots,
+                batch.hash_end, batch.ok, batch.events, batch.hashes, self.workers, self.seen, self.table, self.used_slots,
                 self.ring, self.ring_hashes, self.heads, ids, 0, self.retired, first, tally.counts,
             )  # fmt: skip
             self._next_or_pop(used)
@@ -546,6 +587,7 @@ class Residency:
         n = int(_kept(self.table, self._keep(), entries))
         return {
             "workers": self.workers[: self.count].copy(),
+            "seen": self.seen[: self.count].copy(),
             "entries": entries[:n],
             "ring": held[cut:],
             "ring_hashes": _ring_slice(self.ring_hashes, h_low, h_head),
@@ -558,6 +600,8 @@ class Residency:
         self.count = len(saved["workers"])
         self.workers = np.zeros(max(16, 1 << (self.count - 1).bit_length()), WORKER)
         self.workers[: self.count] = saved["workers"]
+        self.seen = np.zeros((len(self.workers), 1 + SEEN), np.uint64)
+        self.seen[: self.count] = saved.get("seen", 0)  # a checkpoint of an earlier version has none
         slots = len(self.table)
         while len(saved["entries"]) > slots * LOAD:
             slots *= 2

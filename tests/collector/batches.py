@@ -50,6 +50,9 @@ def random_batches(rng: random.Random, worker: WorkerId, n: int, blocks: int, st
         if dice < 0.03 and len(out) > 2:
             out.append(out[-2])  # a record again: stale
             continue
+        if dice < 0.035 and out:
+            out += out[-min(len(out), rng.randint(1, 3)) :]  # a producer's retry of the last ones
+            continue
         if dice < 0.04:
             seq += rng.randint(1, 3)  # lost without a mark
         if dice < 0.06:

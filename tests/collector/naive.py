@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from collector.residency import SEEN
 from schemas.kv_events import COMPLETE, ENGINE_RESTARTED, FIRST, LAST, Kind, KvBatch
 
 
@@ -18,6 +19,7 @@ class NaiveWorker:
     lost: int = 0
     restarts: int = 0
     snapshot: Counter[tuple[int, int, int]] | None = None
+    seen: list[tuple[int, float, bytes, bytes]] = field(default_factory=list)  # records at the clock
     log: list[tuple[str, float, Counter[tuple[int, int, int]]]] = field(default_factory=list)
 
     @property
@@ -33,6 +35,12 @@ class NaiveWorker:
             batch.epoch < self.epoch or (batch.epoch == self.epoch and self.seq is not None and batch.last_seq < self.seq)
         ):
             return
+        record = batch.first_seq, batch.bridge_time_s, batch.events.tobytes(), batch.hashes.tobytes()
+        if (batch.epoch, batch.last_seq) != (self.epoch, self.seq):
+            self.seen.clear()
+        if record in self.seen[-SEEN:]:
+            return
+        self.seen.append(record)
         kinds = [int(e["kind"]) for e in batch.events]
         marked = bool(kinds) and kinds[0] == Kind.EPOCH_STARTED
         if (self.epoch is None or batch.epoch > self.epoch) and not marked:

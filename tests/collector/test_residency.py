@@ -53,6 +53,21 @@ def test_agrees_with_the_naive_twin(seed: int) -> None:
             same(state, number, twins[worker])
 
 
+def test_a_record_that_comes_again_at_the_clock_is_applied_once_also_after_a_restart() -> None:
+    state = Residency(256, 512, 16)
+    numbers = {A: state.worker()}
+    start = batch(A, 1, 0, 1000.0, event(Kind.EPOCH_STARTED, flags=COMPLETE), event(Kind.STORED, [1, 2]))
+    halves = [batch(A, 1, 1, 1001.0, event(Kind.STORED, own)) for own in ([3, 4], [5])]  # of one engine batch
+    feed(state, [start, start, *halves, *halves], numbers)
+    again = Residency(256, 512, 16)
+    again.load(state.save())
+    feed(again, [halves[1]], numbers)
+    for s, repeated in ((state, 3), (again, 4)):
+        assert (int(s.workers[0]["resident"]), int(s.workers[0]["stale_records"])) == (5, repeated)
+    feed(again, [batch(A, 1, 1, 1001.0, event(Kind.STORED, [5, 6])), batch(A, 1, 2, 1001.0, event(Kind.STORED, [5]))], numbers)
+    assert int(again.workers[0]["resident"]) == 8
+
+
 def test_saving_and_loading_goes_on_as_if_nothing_had_happened() -> None:
     rng = random.Random(5)
     life = random_batches(rng, A, 400, 60)
