@@ -109,8 +109,8 @@ class Request:
 
 
 def went_to(d: Decision, worker: str, rank: int | None) -> bool:
-    """Whether this worker and rank is the one that the request went to."""
-    return worker == d.worker and (d.rank is None or rank == d.rank)
+    """Whether this is the worker that the request went to; a rank that is not told is no other one."""
+    return worker == d.worker and (d.rank is None or rank in (None, d.rank))
 
 
 def chosen_of(d: Decision) -> Candidate | None:

@@ -18,7 +18,7 @@ from collector.ingest import Collector, pack_waiting, unpack_waiting
 from collector.store.state import StateError
 from schemas.changes import Change
 from schemas.kv_events import COMPLETE, ENGINE_RESTARTED, Kind, encode
-from schemas.requests import Attempt
+from schemas.requests import Attempt, ShadowPick
 from schemas.settings import SettingsError
 from schemas.stream import Stream, StreamUnavailable, open_stream
 from schemas.stream.memory import MemoryHub
@@ -178,7 +178,9 @@ def test_the_last_decision_of_a_request_that_was_sent_again_holds_over_any_resta
     """Three records, the outcome second or last; the collector is killed after some of them were committed."""
     now = time.time()
     failed = Attempt(worker="w0", error="upstream: reset", after_s=0.2)
+    shadow = ShadowPick(policy="random", worker="w1", predicted_tokens=0, margin_s=0.5)
     decisions = [decision("q", now - 3, "w0"), decision("q", now - 2, "w1", attempts=(failed,))]
+    decisions = [d.model_copy(update={"shadows": (shadow,)}) for d in decisions]
     records: list[Any] = [*decisions[:outcome_at], outcome("q", now - 1, "w1", retries=1), *decisions[outcome_at:]]
     writer = stream.writer()
     one = started(data_dir, stream)
@@ -195,9 +197,63 @@ def test_the_last_decision_of_a_request_that_was_sent_again_holds_over_any_resta
     at = f"make_timestamp({round((now - 2) * 1e6)})"
     assert ask(data_dir, f"SELECT worker, started_at = {at}, retries, outcome_missing FROM requests") == [("w1", True, 1, False)]
     assert ask(data_dir, "SELECT worker, chosen FROM candidates ORDER BY started_at") == [("w0", True), ("w1", True)]
+    assert ask(data_dir, "SELECT worker, same FROM shadows ORDER BY started_at") == [("w1", False), ("w1", True)]
+    assert ask(data_dir, f"SELECT worker, error, started_at = {at}, position FROM attempts") == [("w0", "upstream: reset", True, 0)]
     assert ask(data_dir, "SELECT worker, requests FROM worker_10s WHERE requests > 0") == [("w1", 1)]
     health = dict(ask(data_dir, "SELECT name, value FROM data_health WHERE area = 'join'"))
     assert (health["superseded_decision"], health["duplicate_decision"]) == (1, 0)
+
+
+def test_each_further_decision_adds_only_the_attempts_that_are_new(stream: Stream, data_dir: Path) -> None:
+    now = time.time()
+    failed = [Attempt(worker=f"w{i}", rank=i, error="upstream", after_s=0.2) for i in range(3)]
+    writer = stream.writer()
+    for i in (0, 1, 3):  # the one after the second was lost
+        put(writer, "", decision("q", now - 5 + i, f"w{i}", attempts=tuple(failed[:i])))
+    put(writer, "", outcome("q", now - 1, "w3", retries=3))
+    writer.close(10)
+    collected(data_dir, stream)
+    rows = ask(data_dir, "SELECT position, worker, rank, started_at = max(started_at) OVER () FROM attempts ORDER BY position")
+    assert rows == [(0, "w0", 0, False), (1, "w1", 1, True), (2, "w2", 2, True)]
+
+
+def test_a_request_that_no_worker_could_be_chosen_for_is_whole_without_a_decision(stream: Stream, data_dir: Path) -> None:
+    now = time.time()
+    refused = outcome("q", now - 100).model_copy(
+        update={"worker": None, "status": 429, "error": "queue full", "router": "r", "pool": "p", "model": "m", "route": "x", "tenant": "t"}
+    )
+    writer = stream.writer()
+    put(writer, "", refused)
+    writer.close(10)
+    one = started(data_dir, stream, decision_wait_s=1.0)
+    drain(one, stream)
+    deadline = time.monotonic() + 20
+    while one.fold.join.open and time.monotonic() < deadline:
+        one.turn()
+    drain(one, stream)
+    one.stop()
+    columns = "router, pool, worker, model, route, tenant, status, policy, decision_missing, outcome_missing"
+    assert ask(data_dir, f"SELECT {columns} FROM requests") == [("r", "p", None, "m", "x", "t", 429, None, False, False)]
+    health = dict(ask(data_dir, "SELECT name, value FROM data_health WHERE area = 'join'"))
+    assert health["decision_missing"] == 0
+
+
+def test_names_of_pieces_of_text_are_not_taken_for_names_of_blocks(stream: Stream, data_dir: Path) -> None:
+    """A router that routes by text may write its chain: no hit is told from events by it, and its guess is not held against a report."""
+    now = time.time()
+    known = {"chain": pack_hashes_of([1, 2]), "block_size": 16, "prompt_tokens": 40}
+    events = [event(Kind.EPOCH_STARTED, flags=COMPLETE), event(Kind.STORED, [1, 2], block_size=16)]
+    writer = stream.writer()
+    writer.append(KV_EVENTS, W0.key, encode(batch(W0, 1, 0, now - 5, *events)))
+    for source in ("text", "exact"):
+        put(writer, "", decision(source, now - 3, token_source=source, **known))
+        put(writer, "", outcome(source, now - 2))
+    put(writer, "", load(W0, now))
+    writer.close(10)
+    collected(data_dir, stream)
+    rows = ask(data_dir, "SELECT request_id, event_hit_tokens, chain_blocks, chain_tail, cached_tokens FROM requests ORDER BY 1")
+    assert rows == [("exact", 32, 2, 2, 32), ("text", None, None, None, 32)]
+    assert ask(data_dir, "SELECT sum(requests), sum(event_requests), sum(predicted_requests) FROM worker_10s") == [(2, 1, 1)]
 
 
 def test_a_last_decision_that_never_comes_holds_a_row_back_only_as_long_as_any_missing_half(stream: Stream, data_dir: Path) -> None:
