@@ -53,17 +53,21 @@ class Worker:
 async def worker(script: Script, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> AsyncIterator[Worker]:
     made = Worker()
     tasks: set[asyncio.Task[None]] = set()
+    transports: list[asyncio.WriteTransport] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         made.connections += 1
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
+        transports.append(writer.transport)
         try:
             await script(Peer(reader, writer))
             made.ended.append("script")
         except (asyncio.IncompleteReadError, ConnectionError):
             made.ended.append("left")
+        except asyncio.CancelledError:  # below; asyncio's server minds a task that ends so
+            made.ended.append("stopped")
         finally:
             tasks.discard(task)
             writer.close()
@@ -74,12 +78,15 @@ async def worker(script: Script, tls: ssl.SSLContext | None = None, host: str = 
     try:
         yield made
     finally:
+        await asyncio.sleep(0.01)  # asyncio's server loses a connection that it accepts while it closes
         server.close()
         for _ in range(5):  # what was just accepted starts, what was closed ends
             for task in list(tasks):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.sleep(0)
+            for transport in transports:
+                transport.abort()
+            await asyncio.sleep(0.001)
 
 
 def answer(body: bytes = b"hello", status: str = "200 OK", *headers: str) -> bytes:
