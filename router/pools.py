@@ -231,15 +231,26 @@ class PoolState:
         adapter and salt."""
         if self.block_size is None:
             return None
+        root = self._root(lora)
+        if known is not None and len(known):
+            new = hash_chain(self._key, int(known[-1]), ids[len(known) * self.block_size :], self.block_size)
+            return np.concatenate([known, new])
+        return hash_chain(self._key, root, ids, self.block_size, salted_extras(self._key, len(ids) // self.block_size, salt))
+
+    def other_chains(self, ids: npt.NDArray[np.uint32], lora: str | None, salt: str | None) -> dict[int, U64]:
+        """The same by the other block sizes that attention groups of hybrid models have; mostly none."""
+        return {
+            size: hash_chain(self._key, self._root(lora), ids, size, salted_extras(self._key, len(ids) // size, salt))
+            for size in self._index.other_sizes
+        }
+
+    def _root(self, lora: str | None) -> int:
         root = self._roots.get(lora)
         if root is None:
             root = root_hash(self._key, self.name, lora)
             if len(self._roots) < 4096:
                 self._roots[lora] = root
-        if known is not None and len(known):
-            new = hash_chain(self._key, int(known[-1]), ids[len(known) * self.block_size :], self.block_size)
-            return np.concatenate([known, new])
-        return hash_chain(self._key, root, ids, self.block_size, salted_extras(self._key, len(ids) // self.block_size, salt))
+        return root
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -491,7 +502,7 @@ class Pools:
                 found = self._sent_before(prompt.chain, now_s)
                 trust = np.full(n, DEGRADED, np.uint8)
             else:
-                found = self.index.match(prompt.chain, now_s)
+                found = self.index.match(prompt.chain, now_s, prompt.others)
             held = tokens_by_target(seats.slots, _tiers(found), found.expected, block_size)
             if prompt.source != "text" and pool.tells_nothing():
                 found = self._sent_before(prompt.chain, now_s)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from schemas.block_hash import U64
@@ -40,6 +41,7 @@ class Prompt:
     mode: Mode = "exact"
     reads_cache: bool = True
     prompts: int = 1  # of a batch the chain is the longest one's, the tokens are all
+    others: Mapping[int, U64] = field(default_factory=dict)  # the chain by other block sizes (PoolState.other_chains)
 
     @classmethod
     def unknown(cls, body_bytes: int, skipped: SkipReason | None = None, reason: str | None = None, mode: Mode = "exact") -> Prompt:

@@ -11,7 +11,7 @@ from router.policy.policies import POLICIES
 from router.policy.rules import PolicyRules
 from router.pools import Pools, TrustRules
 from router.prompts.prompt import Prompt
-from schemas.block_hash import HashKey
+from schemas.block_hash import HashKey, hash_chain, root_hash, salted_extras
 from schemas.fleet import Fleet, Pool, Worker
 from schemas.kv_events import COMPLETE, EVENT, Kind, KvBatch, WorkerId
 from schemas.workers import BridgeHealth, WorkerLoad
@@ -265,3 +265,21 @@ def test_what_was_sent_to_a_worker_that_went_down_or_left_is_no_longer_guessed_t
     assert pools.decide(pool, prompt, set(), 0.0).now.expected.tolist() == [0, 64 * 30]
     pools.index.release(WorkerId("p", "w1", 0))
     assert pools.decide(pool, prompt, set(), 0.0).now.expected.tolist() == [0, 0]
+
+
+def test_groups_of_another_block_size_are_matched_by_a_chain_of_their_own():
+    pools = pools_of()
+    pool = pools.by_name["p"]
+    tell(pools, batch("w0", [1], block_size=16))
+    ids = np.arange(100, dtype=np.uint32)
+    assert pool.other_chains(ids, None, None) == {}
+    for seq, (group, size) in enumerate(((0, 16), (1, 32)), 1):
+        names = pool.chain(ids, "adapter", "salt")[:5] if size == 16 else pool.other_chains(ids, "adapter", "salt").get(32)
+        if names is None:  # the index has not heard of that size yet
+            names = hash_chain(HashKey(1, 2), root_hash(HashKey(1, 2), "p", "adapter"), ids, 32, salted_extras(HashKey(1, 2), 3, "salt"))
+        event = np.array([(Kind.STORED, 0, group, len(names), seq, 0.0, 0, size, 0)], EVENT)
+        pools.index.apply(KvBatch(WorkerId("p", "w0", 0), 1, seq, seq, 0.0, 0.0, event, names), 0.0)
+    chain, others = pool.chain(ids, "adapter", "salt"), pool.other_chains(ids, "adapter", "salt")
+    assert list(others) == [32]
+    held = [pools.decide(pool, Prompt("exact", 100, 100, chain, 16, others=o), set(), 0.0).now.held.tolist() for o in (others, {})]
+    assert held == [[64, 0], [0, 0]]
