@@ -533,7 +533,7 @@ async def test_https_workers_are_checked_against_the_given_authorities(certifica
 
 
 async def test_plain_http_where_tls_is_wanted_is_a_failed_connection():
-    async with upstream() as up, worker(says(answer())) as w:
+    async with upstream(SOON) as up, worker(lambda peer: peer.say(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as w:
         with pytest.raises(ConnectFailed):
             await ask(up, w.url.replace("http:", "https:"))
 
