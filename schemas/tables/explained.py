@@ -246,7 +246,7 @@ def _outcome(facts: Facts, now: datetime) -> list[str]:
         if r.get(column) is not None:
             times.append(f"{word} {_s(r[column])}")
     if r.get("retries"):
-        times.append(f"{_n(r['retries'])} retries")
+        times.append("1 retry" if r["retries"] == 1 else f"{_n(r['retries'])} retries")
     if times:
         lines.append("  " + ", ".join(times))
     cached, prompt, predicted, told = (r.get(c) for c in ("cached_tokens", "prompt_tokens", "predicted_tokens", "event_hit_tokens"))

@@ -137,7 +137,7 @@ def test_shadows_and_attempts_are_told() -> None:
     assert "round_robin w2 rank 3 0 tokens cached -80 ms" in text
     assert "1. w9 after 20 ms: connect: refused" in text
     assert "the last of 2 decisions" in text
-    assert "1 retries" in text
+    assert "1 retry" in text
 
 
 @pytest.mark.parametrize(
