@@ -44,6 +44,8 @@ from simulator.traffic import RequestRecord, Traffic
 KAFKA_SCRIPT = Path(__file__).parent.parent / "deploy" / "kafka" / "kafka.sh"
 MARKER = ".warmwatch-demo"
 POOL = "demo"
+SHADOWS = ("round_robin", "session_hash", "max_prefix")
+"""Policies that the router asks beside the one it follows, for `warmwatch explain` and the table `shadows`."""
 START_LIMIT_S = 60.0
 ACCOUNT_LIMIT_S = 30.0
 STATUS_EVERY_S = 10.0
@@ -161,6 +163,7 @@ def _start(
     fleet.write_text(fleet_file(workers))
     bridge = parts.enter_context(Subprocess("bridge", [*common, "--fleet", str(fleet), "--metrics-port", "0"], logs))
     route = [*common, "--fleet", str(fleet), "--port", str(settings.router_port), "--policy", settings.policy, "--admin-port", "0"]
+    route += [part for policy in SHADOWS for part in ("--shadow-policies", policy)]
     router = parts.enter_context(Subprocess("route", [*route, *prefill_flags(StepCost())], logs))
     children |= {part.name: part.status for part in (dashboard, collector, bridge, router) if part is not None}
     children |= {f"mock worker w{i}": worker.process.poll for i, worker in enumerate(workers)}
@@ -176,7 +179,8 @@ def _start(
     for name, where in lines.items():
         print(f"  {name:<10} {where}")
     command = "warmwatch" if shutil.which("warmwatch") else Path(sys.executable).with_name("warmwatch")
-    print(f"  ask it     {command} sql --db {folder / FILE_NAME} 'FROM workers'", flush=True)
+    print(f"  ask it     {command} sql --db {folder / FILE_NAME} 'FROM workers'")
+    print(f"  explain    {command} explain --last --db {folder / FILE_NAME}", flush=True)
     return at["router"], at["admin"]
 
 

@@ -12,8 +12,8 @@ SELECT time_bucket(INTERVAL '10 seconds', ended_at) AS bucket, pool, worker, ran
   sum(prompt_tokens) FILTER (event_hit_tokens IS NOT NULL) AS event_prompt_tokens,
   sum(event_hit_tokens) AS event_hit_tokens,
   count(*) FILTER (event_hit_tokens <> cached_tokens) AS event_mismatches,
-  count(*) FILTER (predicted_tokens IS NOT NULL AND cached_tokens IS NOT NULL) AS predicted_requests,
-  count(*) FILTER (predicted_tokens = cached_tokens) AS predicted_exact,
+  count(*) FILTER (predicted_tokens IS NOT NULL AND cached_tokens IS NOT NULL AND token_source IN ('exact', 'engine')) AS predicted_requests,
+  count(*) FILTER (predicted_tokens = cached_tokens AND token_source IN ('exact', 'engine')) AS predicted_exact,
   NULL::UBIGINT AS stored_blocks, NULL::UBIGINT AS removed_blocks, NULL::UBIGINT AS clears, NULL::UBIGINT AS lost_batches,
   NULL::UBIGINT AS resident_blocks, NULL::DOUBLE AS running, NULL::DOUBLE AS waiting, NULL::DOUBLE AS kv_usage,
   NULL::DOUBLE AS engine_query_tokens, NULL::DOUBLE AS engine_hit_tokens, NULL::DOUBLE AS preemptions
