@@ -60,6 +60,7 @@ def request_row(r: Request, closed: bool) -> tuple[object, ...]:
         d and d.margin_s,
         d and d.waited_s,
         d and d.index_lag_s,
+        d and d.index_behind_s,
         chosen and chosen.epoch,
         chosen and chosen.seq,
         chosen and str(chosen.trust),

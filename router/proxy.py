@@ -278,7 +278,8 @@ class Proxy:
         target = decided.target
         now_s = time.monotonic()
         if recorded:
-            exchange.decision = decision_fields(exchange, decided, prompt, self._settings.router_name)
+            behind_s = self._pools.index.lag_s(now_s)
+            exchange.decision = decision_fields(exchange, decided, prompt, self._settings.router_name, behind_s)
             self._metrics.decided(decided)
             exchange.predicted_tokens = decided.predicted_cached_tokens() if prompt.forecasts else None
         booking = Booking(self._pools, self._replicas, decided, prompt, exchange.stream is True, self._settings.expect_ttl_s, now_s)

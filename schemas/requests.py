@@ -136,6 +136,9 @@ class Decision(StreamModel):
     shadows: tuple[ShadowPick, ...] = Field((), max_length=32, description="what other policies would have done")
     waited_s: Seconds | None = Field(None, description="wait in the router's own queue before the decision")
     index_lag_s: Seconds | None = Field(None, description="age of the newest KV batch applied from the chosen worker")
+    index_behind_s: Seconds | None = Field(
+        None, description="how far the index was behind the stream: all events that are older were applied; null: not known"
+    )
     decide_us: float | None = Field(None, ge=0, description="time that the decision took, tokenizing left out")
     tokenize_us: float | None = Field(None, ge=0)
     attempts: tuple[Attempt, ...] = Field((), max_length=64)

@@ -223,7 +223,7 @@ class PrefixIndex:
     def lag_s(self, now_s: float) -> float | None:
         """How far the index is behind the stream, seconds: everything older than that is applied. None: nothing was applied yet, or no
         stream is followed. While nothing comes it is the time since the stream was last asked (feed.py), a tenth of a second.
-        It is what belongs in a decision's `index_lag_s`. now_s: monotonic seconds."""
+        A decision's `index_behind_s`. now_s: monotonic seconds."""
         applied_s = max(self.fresh_s, self.level_s)
         return max(0.0, now_s - applied_s) if math.isfinite(applied_s) else None
 

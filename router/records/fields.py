@@ -28,8 +28,11 @@ RECORDED_ATTEMPTS = 64
 _TRUST = tuple(t.value for t in TRUST_CODES)
 
 
-def decision_fields(exchange: Exchange, decided: Decided, prompt: Prompt, router: str) -> dict[str, Any]:
-    """The fields of a Decision but for `attempts`. Reads the index as it is now: call it before anything is applied or booked."""
+def decision_fields(
+    exchange: Exchange, decided: Decided, prompt: Prompt, router: str, index_behind_s: float | None = None
+) -> dict[str, Any]:
+    """The fields of a Decision but for `attempts`. Reads the index as it is now: call it before anything is applied or booked.
+    index_behind_s: see `PrefixIndex.lag_s`."""
     pool, target, found = decided.pool, decided.target, listed(decided)
     slot = pool.slots_of(target.number)[0]
     wall_s = time.time()
@@ -73,6 +76,7 @@ def decision_fields(exchange: Exchange, decided: Decided, prompt: Prompt, router
         "shadows": _shadows(decided, prompt),
         "waited_s": exchange.waited_s,
         "index_lag_s": None if slot.newest_s is None else max(0.0, wall_s - slot.newest_s),
+        "index_behind_s": index_behind_s,
         "decide_us": decided.decide_us,
         "tokenize_us": prompt.tokenize_us,
     }

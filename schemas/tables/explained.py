@@ -160,7 +160,8 @@ def _why(facts: Facts, chosen: Row) -> list[str]:
             f"    {_age(r['started_at'] - c['happened_at'])} before: {_safe(c['text'])}" for c in facts.changes if r.get("started_at")
         ]
     if r.get("index_lag_s") is not None:
-        lines.append(f"  Its newest KV events that the router had applied were {_s(r['index_lag_s'])} old.")
+        behind = f", and the index {_s(r['index_behind_s'])} behind the stream" if r.get("index_behind_s") is not None else ""
+        lines.append(f"  Its newest KV events that the router had applied were {_s(r['index_lag_s'])} old{behind}.")
     return lines
 
 

@@ -125,6 +125,11 @@ REQUESTS = _table(
     ("margin_s", "DOUBLE", "Cost of the runner-up minus cost of the chosen, seconds."),
     ("waited_s", "DOUBLE", "Wait in the router's own queue before the decision, seconds."),
     ("index_lag_s", "DOUBLE", "Age of the newest KV batch of the chosen worker that the router had applied, seconds."),
+    (
+        "index_behind_s",
+        "DOUBLE",
+        "How far the router's index was behind the stream, seconds: all events that are older were applied. NULL: not known.",
+    ),
     ("epoch", "UBIGINT", "Epoch of the chosen worker's cache in the router's index."),
     ("seq", "UBIGINT", "Engine sequence that the router's index had applied."),
     ("trust", "VARCHAR", "Trust of the router's index of the chosen worker: exact, degraded, blind."),

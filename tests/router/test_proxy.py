@@ -193,6 +193,7 @@ async def test_decision_and_outcome_tell_the_whole_story():
         assert all(c.cost_s >= chosen.cost_s for c in others)
         assert d.margin_s == pytest.approx(min(c.cost_s for c in others) - chosen.cost_s)
         assert 0 <= d.index_lag_s < 5
+        assert 0 <= d.index_behind_s < 5
         assert d.decide_us > 0
         assert (o.request_id, o.worker, o.status, o.error, o.ttft_s, o.cached_tokens, o.retries) == ("r-9", "w2", 200, None, None, 64, 0)
         assert o.request_bytes > 100

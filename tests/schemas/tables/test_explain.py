@@ -29,7 +29,7 @@ def request(**more: Any) -> Row:
         "stream": True, "policy": "cost", "policy_version": "2", "coefficients_version": "fit-3", "token_source": "exact",
         "prompt_tokens": 1200, "cached_tokens": 1000, "event_hit_tokens": 1000, "predicted_tokens": 1000,
         "best_overlap_tokens": 1000, "best_overlap_worker": "w1", "best_overlap_rank": 0, "block_size": 10, "chain_blocks": 120,
-        "runner_up_worker": "w2", "runner_up_rank": 0, "margin_s": 0.08, "trust": "exact", "index_lag_s": 0.25,
+        "runner_up_worker": "w2", "runner_up_rank": 0, "margin_s": 0.08, "trust": "exact", "index_lag_s": 0.25, "index_behind_s": 0.02,
         "workers_considered": 2, "status": 200, "ttft_s": 0.1, "e2e_s": 2.0, "retries": 0, "waited_s": 0.0, "decide_us": 80.0,
         "decision_missing": False, "outcome_missing": False,
     }  # fmt: skip
