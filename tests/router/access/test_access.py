@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import socket
 import ssl
 from pathlib import Path
 
@@ -234,7 +235,7 @@ async def test_https_with_a_certificate_that_is_renewed(tmp_path):
                 return (await ask("second"))[0] == 200
 
         async with asyncio.timeout(20):
-            while not await met():
+            while not await met():  # noqa: ASYNC110 - each look is a connection
                 await asyncio.sleep(0.05)
         with pytest.raises((aiohttp.ClientConnectionError, OSError)):
             await r.post(BODY)  # plain HTTP is not spoken there
@@ -245,10 +246,8 @@ async def test_no_secret_gets_out(keys, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG)
     secrets = {KEY, LIMITED, NARROW, STRANGER, "engine-secret", KEY_HEX, *(hashlib.sha256(k.encode()).hexdigest() for k in (KEY, LIMITED))}
     told, hub = [], MemoryHub()
-    async with engines_and_router(keys, ("w0", "w1"), hub=hub, upstream_api_key="engine-secret", attempts=2, tokenizer=False) as (
-        engines,
-        r,
-    ):
+    settings = {"upstream_api_key": "engine-secret", "attempts": 2, "tokenizer": False}
+    async with engines_and_router(keys, ("w0", "w1"), hub=hub, **settings) as (engines, r):
         told.append(repr(r.router.settings))
         told.append(repr(vars(r.router)))
 
@@ -273,10 +272,9 @@ async def test_no_secret_gets_out(keys, monkeypatch, caplog):
             await ask()
         keys.write_text("broken")
         await until(lambda: r.router.gate.trouble)
-        for path in ("/readyz", "/metrics", "/v1/models"):
-            told.append((await get(r, path, **bearer(KEY)))[1])
+        told += [(await get(r, path, **bearer(KEY)))[1] for path in ("/readyz", "/metrics", "/v1/models")]
         admin = Server(r.router.admin())
-        listener = __import__("socket").create_server(("127.0.0.1", 0))
+        listener = socket.create_server(("127.0.0.1", 0))
         await admin.start(listener)
         at = f"http://127.0.0.1:{listener.getsockname()[1]}"
         for path in ("/policy", "/workers", "/metrics", "/other"):
