@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic_settings import NoDecode
 
 from router.index.table import DEFAULT_LIMIT_BYTES
 from router.policy.book import CoefficientBook
@@ -193,8 +194,8 @@ class RouterSettings(Settings):
     replica_listen: str | None = Field(
         None, description="ZeroMQ address on which this router tells its replicas of its requests: tcp://10.0.0.7:5570; default: none"
     )
-    replica_peers: tuple[str, ...] = Field(
-        (), description="addresses of the other replicas, or one whose name leads to all of them, such as tcp://routers:5570"
+    replica_peers: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="addresses of the other replicas with commas between, or one whose name leads to all of them: tcp://routers:5570"
     )
     replica_secret_file: Path | None = Field(
         None, description="file with 64 hexadecimal digits (openssl rand -hex 32), the same for all replicas: what they tell is encrypted"
@@ -244,6 +245,11 @@ class RouterSettings(Settings):
     @classmethod
     def _listens(cls, value: str | None) -> str | None:
         return None if value is None else checked_address(value, listens=True)
+
+    @field_validator("replica_peers", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return tuple(filter(None, (part.strip() for part in value.split(",")))) if isinstance(value, str) else value
 
     @field_validator("replica_peers")
     @classmethod
