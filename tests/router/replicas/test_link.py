@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+import uvloop
 import zmq
 
 from router.policy.cost import Coefficients
@@ -17,7 +18,7 @@ from router.replicas.outbox import Outbox, Sender
 from router.settings import RouterSettings
 from schemas.block_hash import HashKey
 from schemas.fleet import Fleet
-from schemas.settings import SettingsError
+from schemas.settings import SettingsError, load
 
 BLOCKS = np.arange(1, 5, dtype=np.uint64)
 PLACE = ("p", "w0", 0)
@@ -89,6 +90,21 @@ async def test_what_one_tells_all_others_have(tmp_path):
         assert a.link.silent == 0
         assert a.link.trouble is None
         assert [r.link.heard.counts.gaps for r in replicas] == [0, 0, 0]
+
+
+def test_it_works_on_the_loop_that_the_router_runs_on(tmp_path):
+    async def told():
+        at = addresses(tmp_path, 2)
+        a, b = Replica("a", at[0], [at[1]]), Replica("b", at[1], [at[0]])
+        async with linked(a, b):
+            await hear_each_other(a, b)
+            for _ in range(50):
+                a.link.free(a.link.reserve(PLACE, 0.1, True, BLOCKS, 60.0), True)
+                a.link.flush()
+            a.link.reserve(PLACE, 0.1, True, BLOCKS, 60.0)
+            await until(lambda: b.in_flight() == 1)
+
+    uvloop.run(told())
 
 
 async def test_a_farewell_takes_all_along(tmp_path):
@@ -172,6 +188,16 @@ async def test_with_a_secret_only_who_knows_it_is_heard_and_hears(tmp_path):
 
 def settings(**given):
     return RouterSettings(hash_key="00" * 16, **given)
+
+
+def test_addresses_are_given_with_commas_or_one_by_one(monkeypatch, tmp_path):
+    both = ("tcp://a:1", "tcp://b:2")
+    assert load(RouterSettings, ["--replica-peers", "tcp://a:1,tcp://b:2"]).replica_peers == both
+    assert load(RouterSettings, ["--replica-peers", "tcp://a:1", "--replica-peers", "tcp://b:2"]).replica_peers == both
+    (tmp_path / "file.toml").write_text('[route]\nreplica_peers = ["tcp://a:1", "tcp://b:2"]\n')
+    assert load(RouterSettings, ["--config", str(tmp_path / "file.toml")]).replica_peers == both
+    monkeypatch.setenv("WARMWATCH_REPLICA_PEERS", "tcp://a:1, tcp://b:2")
+    assert load(RouterSettings, []).replica_peers == both
 
 
 def test_without_addresses_there_is_no_link():
