@@ -272,7 +272,7 @@ def _name(first_seq, bridge_s, events, e_from, e_to, hashes, h_from):  # type: i
 def _is_new(seen, at_clock, name):  # type: ignore[no-untyped-def]
     """Notes a record of a worker; False: it was noted at this clock before. seen: how many, then the names of the last ones."""
     n = np.int64(seen[0]) if at_clock else np.int64(0)
-    for k in range(min(n, SEEN)):
+    for k in range(n if n < SEEN else SEEN):
         if seen[1 + k] == name:
             return False
     seen[1 + n % SEEN] = name

@@ -20,7 +20,7 @@ from schemas.workers import Trust
 
 def pack_hashes(hashes: U64) -> str:
     """u64 hashes -> base64 of their little-endian bytes."""
-    return binascii.b2a_base64(np.ascontiguousarray(hashes, "<u8"), newline=False).decode("ascii")
+    return binascii.b2a_base64(np.ascontiguousarray(hashes, "<u8").data, newline=False).decode("ascii")
 
 
 def unpack_hashes(packed: str) -> U64:
