@@ -116,13 +116,13 @@ class Proxy:
             return await respond_json(send, 413, own_error(scope["path"], 413, text), ids)
         except ValueError as e:
             return await respond_json(send, 400, own_error(scope["path"], 400, f"the body must be a JSON object: {e}"), ids)
-        model = content.get("model")
+        model, visit = content.get("model"), visit_of(scope)
         found = self._pools.for_model(model if isinstance(model, str) else None)
         if found is None:
-            text = f"The model `{model}` does not exist. Valid models: {', '.join(sorted(p.model for p in self._pools))}."
+            valid = sorted(p.model for p in self._pools if visit.may_use(p.model))
+            text = f"The model `{model}` does not exist. Valid models: {', '.join(valid)}."
             return await respond_json(send, 404, own_error(scope["path"], 404, text, "model"), ids)
         pool, lora = found
-        visit = visit_of(scope)
         visit.use(_name(model) or pool.model)
         exchange = Exchange(
             request_id=request_id,
