@@ -188,7 +188,7 @@ class Call:
 
     def start(self, status: int, headers: RawHeaders) -> None:
         """Sends the head. Header names in lower case. Raises ValueError for headers that would break the answer's form."""
-        self.started = True
+        self._chunked = self._sized = False
         scope = self.scope
         lines = [_STATUS_LINES[status]]
         for name, value in headers:
@@ -212,8 +212,8 @@ class Call:
         lines.append(b"\r\n")
         head = b"".join(lines)
         if not head.count(b"\n") == head.count(b"\r") == len(headers) + 2 + self._chunked + (not self.keeps_alive):
-            self.started = False
             raise ValueError("a response header has a line break in it")
+        self.started = True
         self._connection.write(head)
 
     def write(self, data: bytes) -> None:
@@ -441,6 +441,8 @@ class _Connection(asyncio.Protocol):
         if self._body_of is not None:
             return  # a trailer
         name = name.lower()
+        if value.endswith((b" ", b"\t")):  # the parser leaves it
+            value = value.rstrip(b" \t")
         self._headers.append((name, value))
         if len(self._headers) > self.server.limits.max_headers:
             raise _Refused(431, f"the request has over {self.server.limits.max_headers} headers (setting max_headers)")

@@ -509,7 +509,7 @@ class _Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         assert self.answer is not None
         headers = self.answer.headers
-        headers.append((name, value))
+        headers.append((name, value.rstrip(b" \t") if value.endswith((b" ", b"\t")) else value))
         if len(headers) > HEAD_FIELDS:
             raise BadAnswer(f"the head of the worker's answer has over {HEAD_FIELDS} headers")
 

@@ -104,7 +104,11 @@ async def client(port: int, receive_buffer: int | None = None) -> AsyncIterator[
     sock.setblocking(False)
     if receive_buffer is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+    except BaseException:
+        sock.close()
+        raise
     reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 16)
     try:
         yield Peer(reader, writer)
