@@ -152,8 +152,9 @@ class RouterSettings(Settings):
     )
     tokens: TokensBy = Field(
         "auto",
-        description="how prompts become token ids, unless the fleet file's pool says: exact (its tokenizer), engine (the workers' /tokenize), text "
-        "(pieces of text, approximate index); auto: exact with a tokenizer, else engine. What cannot be read so goes by its text",
+        description="how prompts become token ids, unless the fleet file's pool says: exact (its tokenizer), engine (the workers' "
+        "/tokenize), text (pieces of text, approximate index); auto: exact with a tokenizer, else engine. What cannot be read so goes "
+        "by its text",
     )
     known_chats_mb: int = Field(
         64, ge=1, description="megabytes of conversations kept for each pool with a tokenizer, so that only their new messages are read"
