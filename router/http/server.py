@@ -326,7 +326,8 @@ class _Connection(asyncio.Protocol):
 
     __slots__ = (
         "_body_of", "_closing", "_drain_waiters", "_expects", "_head_bytes", "_headers", "_in_head", "_linger_until_s", "_loop", "_parser",
-        "_peer", "_queue", "_reading", "_refusal", "_scheme", "_serving", "_since_s", "_transport", "_url", "server", "write_paused_s",
+        "_peer", "_queue", "_reading", "_refusal", "_scheme", "_serving", "_since_s", "_transport", "_unparsed_bytes",
+        "_url", "server", "write_paused_s",
     )  # fmt: skip
 
     def __init__(self, server: Server) -> None:
@@ -344,7 +345,7 @@ class _Connection(asyncio.Protocol):
         self._since_s = self._loop.time()  # of the request that comes now, or idle
         self._in_head = self._closing = False
         self._reading = True
-        self._head_bytes = 0
+        self._head_bytes = self._unparsed_bytes = 0
 
     # what the transport calls
 
@@ -363,11 +364,19 @@ class _Connection(asyncio.Protocol):
             return  # nobody wants it
         if self._body_of is None:
             self._in_head = True
-            self._head_bytes += len(data)
+            self._unparsed_bytes += len(data)
         self._feed(self._parser, data)
-        if self._in_head and self._head_bytes > self.server.limits.max_head_bytes:
-            self._refuse(431, f"the request's head is over {self.server.limits.max_head_bytes} bytes (setting max_head_bytes)")
+        if self._in_head and self._unparsed_bytes > self.server.limits.max_head_bytes:  # one header alone, not at its end yet
+            self._refuse(*self._too_large())
         self._mind_reading()
+
+    def _count(self, head_bytes: int) -> None:
+        self._head_bytes += head_bytes
+        if self._head_bytes > self.server.limits.max_head_bytes:
+            raise _Refused(*self._too_large())
+
+    def _too_large(self) -> tuple[int, str]:
+        return 431, f"the request's head is over {self.server.limits.max_head_bytes} bytes (setting max_head_bytes)"
 
     def _feed(self, parser: httptools.HttpRequestParser, data: bytes) -> None:
         try:
@@ -432,10 +441,12 @@ class _Connection(asyncio.Protocol):
         self._url = b""
         self._headers: RawHeaders = []
         self._expects = False
+        self._head_bytes = 0
         self._since_s = self._loop.time()
 
     def on_url(self, url: bytes) -> None:
         self._url += url
+        self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._body_of is not None:
@@ -444,6 +455,7 @@ class _Connection(asyncio.Protocol):
         if value.endswith((b" ", b"\t")):  # the parser leaves it
             value = value.rstrip(b" \t")
         self._headers.append((name, value))
+        self._count(len(name) + len(value) + 4)
         if len(self._headers) > self.server.limits.max_headers:
             raise _Refused(431, f"the request has over {self.server.limits.max_headers} headers (setting max_headers)")
         if name == b"expect":
@@ -495,7 +507,7 @@ class _Connection(asyncio.Protocol):
         if self._parser is not None and self._parser.should_upgrade():
             return  # see _go_on_without_upgrade
         call, self._body_of = self._body_of, None
-        self._head_bytes = 0
+        self._unparsed_bytes = 0
         self._in_head = False
         if call is not None:
             call.body_ended()
