@@ -182,9 +182,7 @@ class Admin:
         asked = orjson.loads(body)
         pool, hardware, version = (asked.get(k) if isinstance(asked, dict) else None for k in ("pool", "hardware", "version"))
         if not isinstance(pool, str) or not isinstance(version, str) or not isinstance(hardware, str | None):
-            raise ValueError(
-                "the body must be as {'pool': 'coder', 'hardware': 'h100' or null, 'version': one of GET /coefficients}"
-            )
+            raise ValueError("the body must be as {'pool': 'coder', 'hardware': 'h100' or null, 'version': one of GET /coefficients}")
         before = {(e.pool, e.hardware): self._pools.book.in_use(e.pool, e.hardware).name for e in self._pools.book}
         self._pools.book.adopt(pool, hardware, version)
         if before[pool, hardware] != version:
