@@ -128,8 +128,17 @@ def test_expected_blocks_are_told_apart_and_expire():
     index.expect(slot, hashes_of(2, 3), expires_s=10.0)
     overlap = index.match(hashes_of(1, 2, 3, 4), 9.9)
     assert (overlap.held[slot], overlap.expected[slot]) == (1, 3)
-    overlap = index.match(hashes_of(1, 2, 3, 4), 10.0)
+    overlap = index.match(hashes_of(1, 2, 3, 4), 10.1)
     assert (overlap.held[slot], overlap.expected[slot], index.pending_blocks, index.counts.expired) == (1, 1, 0, 1)
+
+
+def test_what_is_due_ends_together_slot_by_slot():
+    index = index_of(started(), started(B))
+    for source, name, expires_s in ((A, 1, 1.0), (B, 2, 1.01), (A, 3, 1.02), (A, 1, 9.0)):
+        index.expect(index.slot(source).number, hashes_of(name), expires_s)
+    index.expire(1.02)
+    assert (index.pending_blocks, index.counts.expired) == (1, 3)
+    assert index.match(hashes_of(1), 1.02).expected[index.slot(A).number] == 1
 
 
 def test_two_expectations_of_one_block_are_dropped_one_by_one():
@@ -445,6 +454,7 @@ def test_index_agrees_with_the_naive_twin(seed):
             index.drop(ticket)
             twin.drop(ticket)
         twin.expire(float(step))
+        index.expire(float(step))
         chains = dict(prompts.chains[int(rng.integers(5))])
         if rng.random() < 0.1:
             del chains[32]
