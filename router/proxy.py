@@ -357,8 +357,15 @@ class Proxy:
                 seen.add(chunk)
             client.write(chunk)
 
+        def end() -> None:
+            if not exchange.answering:
+                begin()
+                if answer.status < 400:
+                    health.answered(target.number)
+            client.end()
+
         try:
-            await answer.relay(take)
+            await answer.relay(take, end)
         except UpstreamError as e:
             kind = "timeout" if isinstance(e, FirstByteTimeout | IdleTimeout) else "upstream"
             if not exchange.answering:
@@ -370,15 +377,10 @@ class Proxy:
             else:
                 client.abort()
             raise UpstreamTrouble(kind, f"{type(e).__name__}: {e}", retry=False) from e
-        if not exchange.answering:
-            begin()
-            if answer.status < 400:
-                health.answered(target.number)
         if seen is not None and answer.status == 200:
             exchange.usage = seen.usage()
             if exchange.path == RESPONSES:
                 self._stored.made(seen.head, decided.pool.name, target.worker)
-        client.end()
 
     def _headers(self, exchange: Exchange, decided: Decided, prompt: Prompt, answer: Answer) -> RawHeaders:
         headers = forwarded_response_headers(answer.headers)

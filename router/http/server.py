@@ -166,7 +166,7 @@ class Call:
     """
 
     __slots__ = (
-        "_arrived", "_body_left", "_chunked", "_connection", "_loop", "_parts", "_sized", "_told", "_waiter", "body_bytes", "ended",
+        "_body_left", "_chunked", "_connection", "_head", "_parts", "_sized", "_told", "_waiter", "body_bytes", "ended",
         "expects_continue", "keeps_alive", "left", "scope", "source", "started", "task", "whole",
     )  # fmt: skip
 
@@ -182,12 +182,14 @@ class Call:
         self._told = False  # the application has the whole body
         self._waiter: asyncio.Future[None] | None = None
         self._chunked = self._sized = False
+        self._head = b""
         self._body_left = 0
 
     # the answer
 
     def start(self, status: int, headers: RawHeaders) -> None:
-        """Sends the head. Header names in lower case. Raises ValueError for headers that would break the answer's form."""
+        """Makes the head, which goes out with the first piece of the body. Header names in lower case. Raises ValueError for headers that
+        would break the answer's form."""
         self._chunked = self._sized = False
         scope = self.scope
         lines = [_STATUS_LINES[status]]
@@ -213,14 +215,14 @@ class Call:
         head = b"".join(lines)
         if not head.count(b"\n") == head.count(b"\r") == len(headers) + 2 + self._chunked + (not self.keeps_alive):
             raise ValueError("a response header has a line break in it")
-        self.started = True
-        self._connection.write(head)
+        self.started, self._head = True, head
 
     def write(self, data: bytes) -> None:
-        """A piece of the body."""
+        """A piece of the body; with the first one goes the head."""
         if self._chunked:
             if data:
-                self._connection.write(b"%x\r\n%b\r\n" % (len(data), data))
+                head, self._head = self._head, b""
+                self._connection.write(b"%b%x\r\n%b\r\n" % (head, len(data), data))
             return
         if self._sized:
             if self.scope["method"] == "HEAD":
@@ -229,6 +231,8 @@ class Call:
             if self._body_left < 0:
                 self.abort()
                 raise ValueError("the body is longer than its content-length")
+        if self._head:
+            data, self._head = self._head + data, b""
         self._connection.write(data)
 
     def end(self) -> None:
@@ -238,8 +242,8 @@ class Call:
         if self._sized and self._body_left > 0 and not self.left:
             self.abort()
             return
-        if self._chunked:
-            self._connection.write(b"0\r\n\r\n")
+        if self._chunked or self._head:
+            self._connection.write(self._head + b"0\r\n\r\n" if self._chunked else self._head)
         self.ended = True
         self.wake()
         self._connection.answered(self)

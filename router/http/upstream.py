@@ -99,7 +99,8 @@ class Answer:
     """
 
     __slots__ = (
-        "_connection", "_early", "_early_bytes", "_error", "_sink", "_waiter", "body_started", "complete", "headers", "method", "status",
+        "_at_end", "_connection", "_early", "_early_bytes", "_error", "_sink", "_waiter", "body_started", "complete", "headers", "method",
+        "status",
     )  # fmt: skip
 
     def __init__(self, method: bytes, connection: _Connection) -> None:
@@ -112,11 +113,13 @@ class Answer:
         self._early_bytes = 0
         self._error: Exception | None = None
         self._sink: Sink | None = None
+        self._at_end: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    async def relay(self, sink: Sink) -> None:
-        """Hands over the body piece by piece and returns at its end. The sink must not block; what it raises ends the connection and is
-        raised here. Raises FirstByteTimeout, IdleTimeout, BrokeOff, BadAnswer."""
+    async def relay(self, sink: Sink, at_end: Callable[[], None] | None = None) -> None:
+        """Hands over the body piece by piece and returns at its end. Neither sink nor at_end may block; what the sink raises ends the
+        connection and is raised here. at_end: called when the body is whole, in the same moment as the sink got its last piece (this
+        coroutine goes on a little later). Raises FirstByteTimeout, IdleTimeout, BrokeOff, BadAnswer."""
         early, self._early = self._early, []
         if self._early_bytes > _EARLY_BYTES:
             self.resume()  # first: the sink may pause it again
@@ -127,10 +130,12 @@ class Answer:
                 self.close()
                 raise
         if self.complete:
+            if at_end is not None:
+                at_end()
             return
         if self._error is not None:
             raise self._error
-        self._sink = sink
+        self._sink, self._at_end = sink, at_end
         await self._wait()
 
     def pause(self) -> None:
@@ -189,6 +194,9 @@ class Answer:
         """Nothing more comes. error None: the answer is whole."""
         self._connection = self._sink = None
         self.complete, self._error = error is None, error
+        if self._at_end is not None and error is None:
+            self._at_end()
+        self._at_end = None
         self.wake()
 
 
@@ -372,9 +380,7 @@ class _Connection(asyncio.Protocol):
         self._head_bytes = self._interim = 0
         self._keep = self._reads_to_end = self._complete = False
         self._heard_s = self._asked_s = self._loop.time()
-        transport.write(head)
-        if body:
-            transport.write(body)
+        transport.writelines((head, body) if body else (head,))
         if on_wire is not None:
             on_wire()
         return answer
@@ -394,6 +400,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass; both set TCP_NODELAY
+        self._transport.set_write_buffer_limits(high=0)  # uvloop then writes at once, else at the end of the loop's turn
         self._parser = httptools.HttpResponseParser(self)
         self._upstream.opened(self)
 

@@ -41,6 +41,9 @@ class Usage:
     engine_ttft_s: float | None = None
 
 
+_NOTHING = Usage()
+
+
 class StreamTail:
     """The last bytes of a stream. head: its first ones."""
 
@@ -59,10 +62,12 @@ class StreamTail:
 
     def usage(self) -> Usage:
         tail = b"".join(self._parts)
-        for line in reversed(tail.split(b"\n")):
-            if line.startswith(b"data:") and b'"usage"' in line:
-                found = usage_of(line[5:])
-                if found != Usage():
+        at = len(tail)
+        while (at := tail.rfind(b'"usage"', 0, at)) >= 0:
+            start = tail.rfind(b"\n", 0, at) + 1
+            if tail.startswith(b"data:", start):
+                found = usage_of(tail[start + 5 : None if (stop := tail.find(b"\n", at)) < 0 else stop])
+                if found != _NOTHING:
                     return found
         return usage_within(tail)
 
