@@ -24,7 +24,7 @@ import numpy.typing as npt
 from router.http.usage import Usage
 from router.index.approximate import ApproximateIndex
 from router.index.prefix_index import BLIND, DEGRADED, PrefixIndex, Slot
-from router.index.table import DEFAULT_LIMIT_BYTES, Overlaps
+from router.index.table import DEFAULT_LIMIT_BYTES, MAX_SLOTS, Overlaps
 from router.policy.book import CoefficientBook
 from router.policy.cold import ColdCaps
 from router.policy.cost import F64, Coefficients, Mask, Situation, Terms, most_cached_tokens, table_of, terms
@@ -53,6 +53,10 @@ log = logging.getLogger(__name__)
 
 _MOST_STRANGERS = 64
 """Workers and ranks that the index follows though they belong to no pool (yet, or any more)."""
+
+
+class TooManyWorkers(ValueError):  # noqa: N818 - a value, named for what it is
+    """More workers and ranks than the index follows."""
 
 
 class PoolState:
@@ -104,8 +108,11 @@ class PoolState:
 
     def set_workers(self, workers: Sequence[Worker], now_s: float) -> tuple[Slot, ...]:
         """These are the pool's workers from the next decision on. Who stays (same name, address and ranks) keeps number, load, health and
-        blocks. Returns the index slots of those who are gone, which are the caller's to release. now_s: monotonic seconds."""
+        blocks. Returns the index slots of those who are gone, which are the caller's to release. Raises TooManyWorkers, and then nothing
+        has changed. now_s: monotonic seconds."""
         wanted = targets_of(self._spec, workers, self._choose_rank)
+        if len({s for t in wanted for s in t.sources} - self.sources.keys()) > MAX_SLOTS - len(self._index.slots):
+            raise TooManyWorkers(f"the router follows at most {MAX_SLOTS} workers and ranks of all pools, those lately gone among them")
         before = self.targets
         self.targets, present = renumbered(self.targets, self.present.tolist(), wanted, lambda n: not self.load.in_flight[n])
         joined = [t.number for t in self.targets if t.number >= len(before) or t is not before[t.number]]
@@ -117,8 +124,8 @@ class PoolState:
         for number in joined:
             self.others.gone(number)
         self.load.grow(len(self.targets))
-        self.health.set_targets(self.targets, self.present)
         released = self._seat()
+        self.health.set_targets(self.targets, self.present)
         self.admission.look()
         return released
 
@@ -170,11 +177,15 @@ class PoolState:
         return any(left[t.number] and t.url != target.url for t in self.targets)
 
     def _places(self) -> int | None:
-        """For how many requests there is a place at the workers that are up, or at all of them when none is."""
+        """For how many requests there is a place: `max_in_flight` at each worker that takes new ones, and one for each that is on its way
+        to another (hung, draining, gone) or beyond that number, for these take no place from the rest."""
         if not self._max_in_flight:
             return None
-        up = int(np.count_nonzero(self.health.up_at(time.monotonic()) & ~self.draining))
-        return self._max_in_flight * (up or max(1, int(np.count_nonzero(self.present))))
+        up = self.health.up_at(time.monotonic())
+        takes = next((some for some in (up & ~self.draining, up, self.present) if some.any()), None)
+        if takes is None:  # let in to be told that there is nobody
+            return int(self.load.in_flight.sum()) + 1
+        return int(np.where(takes, np.maximum(self.load.in_flight, self._max_in_flight), self.load.in_flight).sum())
 
     def seats(self, book: CoefficientBook) -> _Seats:
         """What the decision needs of the targets, made anew when they or their coefficients changed."""
@@ -400,7 +411,7 @@ class Pools:
         return any(s.number in self._other_key for s in pool.slots_of(target))
 
     def set_workers(self, pool: str, workers: Sequence[Worker], now_s: float) -> None:
-        """See PoolState.set_workers. Raises KeyError for a pool that there is not."""
+        """See PoolState.set_workers. Raises KeyError for a pool that there is not, TooManyWorkers."""
         gone = self.by_name[pool].set_workers(workers, now_s)
         self._strangers |= {slot.source for slot in gone}
         self._strangers -= self.by_name[pool].sources.keys()

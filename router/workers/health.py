@@ -55,10 +55,12 @@ class Health:
             if here[t.number]:
                 self._numbers.setdefault(t.url, []).append(t.number)
         self._breakers = {t.url: b for t, b in zip(targets, self._by_target, strict=True)}
-        self._troubled &= self._numbers.keys()
         self._shown = {url: state for url, state in self._shown.items() if url in self._numbers}
         self.up = here.copy()
-        self.up_at(self._clock())
+        now_s = self._clock()
+        self._troubled = {url for url in self._numbers if not self._breakers[url].pristine(now_s)}
+        for url in tuple(self._troubled):
+            self._show(url, now_s, "its time is over" if url in self._shown else "as when it left")
 
     def up_at(self, now_s: float) -> Mask:
         """Who may be sent a request now, shape (targets,). Not a copy."""

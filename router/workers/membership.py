@@ -7,9 +7,10 @@
     drain: present, but only for what goes on there, until nothing is on its way there or `drain_s` is over; then removed
     removed: left out as long as file or discovery name it. When they no longer do, that is forgotten; then it may join anew
 
-What is removed gets no new requests; what is on its way there ends undisturbed. A worker whose address is already in the pool under
-another name is left out (a discovered one that the file names too). What the admin port did is not kept over a restart of the router.
-Each join, drain and removal goes to the stream as a `change` of kind "scale". Nothing here waits or reads a clock.
+What is removed gets no new requests; what is on its way there ends undisturbed. A worker whose address an earlier source names, under
+whatever name, is left out: a discovered one that the file names too, or one of the file that the admin port has added already. More workers
+than the router can follow change nothing. What the admin port did is not kept over a restart of the router. Each join, drain and removal
+goes to the stream as a `change` of kind "scale". Nothing here waits or reads a clock.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from router.pools import Pools
+from router.pools import Pools, TooManyWorkers
 from router.records.recorder import Recorder
 from schemas.changes import Change
 from schemas.fleet import Fleet, Worker
@@ -49,7 +50,7 @@ class _Members:
         out: dict[str, tuple[Worker, Source]] = {}
         urls: set[str] = set()
         for source in _SOURCES:
-            of_source = {n: w for n, w in self.by_source[source].items() if n not in out and (source == "fleet file" or w.url not in urls)}
+            of_source = {n: w for n, w in self.by_source[source].items() if n not in out and w.url not in urls}
             out |= {n: (w, source) for n, w in of_source.items()}
             urls |= {w.url for w in of_source.values()}
         return out
@@ -69,31 +70,33 @@ class Membership:
         self.left = 0
 
     def from_file(self, fleet: Fleet, now_s: float) -> None:
-        """The fleet file names these workers now."""
-        for name, members in self._members.items():
-            members.by_source["fleet file"] = {w.name: w for w in fleet.workers_of(name)}
-            self._settle(name, now_s)
+        """The fleet file names these workers now. Raises TooManyWorkers."""
+        for name in self._members:
+            self._named(name, "fleet file", fleet.workers_of(name), now_s)
 
     def found(self, pool: str, workers: Sequence[Worker], ending: frozenset[str], now_s: float) -> None:
-        """Discovery finds these workers now, of which some are about to go."""
+        """Discovery finds these workers now, of which some are about to go. Raises TooManyWorkers."""
         members = self._members[pool]
-        members.by_source["discovery"] = {w.name: w for w in workers}
+        self._named(pool, "discovery", workers, now_s)
         for name in (members.ending - ending) & members.by_source["discovery"].keys():
             self._undrain(pool, name)
         begun, members.ending = ending - members.ending, ending
-        self._settle(pool, now_s)
         for name in begun & members.now.keys():
             self._drain(pool, name, now_s, "discovery says that it is about to go")
 
     def add(self, pool: str, worker: Worker, now_s: float) -> None:
-        """By the admin port. Raises NotAllowed for a name or an address that is there already."""
+        """By the admin port. Raises NotAllowed for a name or an address that is there already, TooManyWorkers."""
         members = self._of(pool)
         for name, (other, _) in members.now.items():
             if name == worker.name or other.url == worker.url:
                 raise NotAllowed(f"`{'name' if name == worker.name else 'url'}`: the pool {pool} has {name} at {other.url} already")
+        was_removed = worker.name in members.removed
         members.removed.discard(worker.name)
-        members.by_source["admin"][worker.name] = worker
-        self._settle(pool, now_s)
+        try:
+            self._named(pool, "admin", [*members.by_source["admin"].values(), worker], now_s)
+        except TooManyWorkers:
+            members.removed |= {worker.name} if was_removed else set()
+            raise
 
     def remove(self, pool: str, worker: str, now_s: float) -> None:
         """By the admin port. Raises NotAllowed when there is no such worker."""
@@ -151,15 +154,29 @@ class Membership:
             self._pools.by_name[pool].drain(worker, on=False)
             self._tell(pool, worker, "drains no longer")
 
+    def _named(self, pool: str, source: Source, workers: Sequence[Worker], now_s: float) -> None:
+        """The source names these now. Raises TooManyWorkers, and then its word of before holds."""
+        by_source = self._members[pool].by_source
+        before, by_source[source] = by_source[source], {w.name: w for w in workers}
+        try:
+            self._settle(pool, now_s)
+        except TooManyWorkers:
+            by_source[source] = before
+            raise
+
     def _settle(self, pool: str, now_s: float, why: str | None = None) -> None:
-        """Makes the pool's workers what the sources say."""
+        """Makes the pool's workers what the sources say. Raises TooManyWorkers, and then nothing has changed."""
         members, before = self._members[pool], self._members[pool].now
-        named = members.merged()
-        members.removed &= named.keys()
-        members.now = {n: entry for n, entry in named.items() if n not in members.removed}
-        if [w for w, _ in members.now.values()] == [w for w, _ in before.values()]:
+        now = {n: entry for n, entry in members.merged().items() if n not in members.removed}
+        changed = [w for w, _ in now.values()] != [w for w, _ in before.values()]
+        if changed:
+            self._pools.set_workers(pool, [w for w, _ in now.values()], now_s)
+        members.now = now
+        members.removed &= {n for of_source in members.by_source.values() for n in of_source}
+        if not changed:
             return
-        self._pools.set_workers(pool, self.workers(pool), now_s)
+        if not now:
+            log.warning("pool %s: no worker is left", pool)
         for name, (worker, source) in before.items():
             if name not in members.now:
                 members.drains.pop(name, None)

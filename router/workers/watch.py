@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from router.pools import TooManyWorkers
 from router.workers.discovery import NotFound, find
 from router.workers.membership import Membership
 from schemas.discover import Discover, parse_discover
@@ -65,22 +66,22 @@ class Watch:
             fleet = await asyncio.to_thread(load_fleet, file)
             if fleet.pools != self._pools:
                 raise SettingsError(f"fleet file {file}: its pools are others than at the start: restart the router to change pools")
-        except SettingsError as e:
+            self._membership.from_file(fleet, self._clock())
+        except (SettingsError, TooManyWorkers) as e:
             self._complain("fleet file", f"{e} (the fleet stays as it was)")
             return
         self._fine("fleet file")
-        self._membership.from_file(fleet, self._clock())
 
     async def _find(self, pool: str, discover: Discover, at_once: bool) -> None:
         if discover.kind == "file" and not self._is_due(Path(discover.path), at_once):
             return
         try:
             found = await find(pool, discover)
-        except NotFound as e:
+            self._membership.found(pool, found.workers, found.draining, self._clock())
+        except (NotFound, TooManyWorkers) as e:
             self._complain(f"discover of {pool}", f"{e} (the workers stay as they were)")
             return
         self._fine(f"discover of {pool}")
-        self._membership.found(pool, found.workers, found.draining, self._clock())
 
     def _is_due(self, file: Path, at_once: bool) -> bool:
         now = _stamp(file)

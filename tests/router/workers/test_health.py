@@ -103,6 +103,19 @@ def test_members_that_change_keep_what_is_known_of_those_who_stay():
     assert (h.up.tolist(), h.down_urls()) == ([True, False, False, True], set())
 
 
+def test_a_worker_that_left_while_it_failed_is_not_up_when_it_comes_back(caplog):
+    h, _ = health(1, 1)
+    forgotten = []
+    h.went_down = forgotten.extend
+    h.refused(0)
+    for here in (False, True):
+        h.set_targets(targets(1, 1), present=np.array([here, True]))
+    assert (h.up.tolist(), h.down_urls(), forgotten) == ([False, True], {"http://h0:1"}, [0, 0])
+    assert caplog.records[-1].message == "worker w0 (http://h0:1) is unreachable, no longer up: as when it left"
+    h.health_answered("http://h0:1")
+    assert h.up.all()
+
+
 def test_what_is_said_of_a_stranger_is_nothing():
     h, _ = health(1)
     h.health_answered("http://gone:1")

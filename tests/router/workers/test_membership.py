@@ -1,5 +1,6 @@
 """Who belongs to a pool, over the sources; and that a change leaves nothing of who is gone."""
 
+import asyncio
 import random
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 
 from router.index.prefix_index import BLIND, EXACT
 from router.policy.cost import Coefficients
-from router.pools import Pools, TrustRules
+from router.pools import Pools, TooManyWorkers, TrustRules
 from router.prompts.prompt import Prompt
 from router.workers.membership import Membership, NotAllowed
+from router.workers.rules import WorkerRules
 from schemas.block_hash import HashKey
 from schemas.changes import Change
 from schemas.fleet import Fleet, Pool, Worker
@@ -34,8 +36,11 @@ def fleet(*names):
     return Fleet(pools=(Pool(name="p"),), workers=tuple(worker(n) for n in names))
 
 
-def member(*names, drain_s=10.0):
-    pools = Pools(fleet(*names), {}, "cost", Coefficients(), HashKey(1, 2), TrustRules(10.0, 60.0), random.Random(1))
+def member(*names, drain_s=10.0, **rules):
+    pools = Pools(
+        fleet(*names), {}, "cost", Coefficients(), HashKey(1, 2), TrustRules(10.0, 60.0), random.Random(1),
+        worker_rules=WorkerRules(**rules),
+    )  # fmt: skip
     written = Written()
     return Membership(fleet(*names), pools, written, "r1", drain_s), pools, written
 
@@ -243,6 +248,75 @@ def test_a_pod_that_ends_after_all_not_drains_no_longer():
     m.found("p", [worker("x")], frozenset(), 2.0)
     m.tend("p", 2.0)
     assert (here(pools), pools.by_name["p"].draining.any()) == (["a", "x"], np.False_)
+
+
+def test_an_address_that_the_admin_port_has_added_is_not_a_second_worker_when_the_file_names_it():
+    m, pools, _ = member("a")
+    m.add("p", worker("x", "http://x:1"), 1.0)
+    both = Fleet(pools=(Pool(name="p"),), workers=(worker("a"), worker("other", "http://x:1")))
+    m.from_file(both, 2.0)
+    assert here(pools) == ["a", "x"]
+    m.remove("p", "x", 3.0)
+    assert here(pools) == ["a", "other"]
+    m.remove("p", "other", 4.0)
+    m.add("p", worker("x", "http://x:1"), 5.0)
+    m.remove("p", "x", 6.0)
+    assert (here(pools), m.removed("p")) == (["a"], ("other",))
+
+
+def test_more_workers_than_can_be_followed_change_nothing():
+    m, pools, written = member("a", "b")
+    m.remove("p", "b", 1.0)
+    for ask in (
+        lambda: m.from_file(Fleet(pools=(Pool(name="p"),), workers=tuple(worker(f"x{i}", ranks=1024) for i in range(4))), 1.0),
+        lambda: m.found("p", [worker(f"x{i}", ranks=1024) for i in range(4)], frozenset(), 1.0),
+    ):
+        with pytest.raises(TooManyWorkers, match="at most 4095"):
+            ask()
+    for i in range(3):
+        m.add("p", worker(f"y{i}", ranks=1024), 2.0)
+    with pytest.raises(TooManyWorkers):
+        m.add("p", worker("b", ranks=1024), 2.0)
+    assert (sorted(here(pools)[:1]), m.removed("p"), len(written.changes)) == (["a"], ("b",), 4)
+    pool = pools.by_name["p"]
+    assert len(pool.here()) == 1 + 3 * 1024
+    assert pools.decide(pool, Prompt.unknown(10), set(), 2.0) is not None
+
+
+def test_a_pool_that_is_emptied_says_so_in_the_log(caplog):
+    m, _, _ = member("a")
+    m.from_file(fleet(), 1.0)
+    assert [r.message for r in caplog.records if r.levelname == "WARNING"] == ["pool p: no worker is left"]
+
+
+@pytest.mark.parametrize("how", ["hangs", "drains", "is gone", "has too many"])
+async def test_what_is_on_its_way_to_a_worker_that_takes_no_new_ones_takes_no_place_from_the_others(how):
+    m, pools, _ = member("a", "b", max_in_flight=2)
+    pool = pools.by_name["p"]
+    for _ in range(3 if how == "has too many" else 2):
+        await pool.admission.enter()
+        pool.load.admit(0, 1.0, True, 0.0)
+    if how == "hangs":
+        pool.health.broke(0)
+        pool.health.broke(0)
+    elif how != "has too many":
+        {"drains": m.drain, "is gone": m.remove}[how]("p", "a", 1.0)
+    for _ in range(2):
+        assert await pool.admission.enter() == 0.0
+        pool.load.admit(1, 1.0, True, 0.0)
+    third = asyncio.create_task(pool.admission.enter())
+    await asyncio.sleep(0)
+    assert pool.admission.waiting == 1
+    third.cancel()
+
+
+async def test_with_a_limit_a_pool_that_lost_all_its_workers_keeps_nobody_waiting():
+    m, pools, _ = member("a", max_in_flight=1)
+    pool = pools.by_name["p"]
+    await pool.admission.enter()
+    pool.load.admit(0, 1.0, True, 0.0)
+    m.remove("p", "a", 1.0)
+    assert await pool.admission.enter() == 0.0
 
 
 @pytest.mark.parametrize("seed", range(6))

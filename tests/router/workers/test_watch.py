@@ -86,6 +86,14 @@ async def test_a_broken_file_keeps_the_old_fleet_and_says_so_until_it_is_mended(
     assert (here(pools), watch.trouble) == (["a", "b"], {})
 
 
+async def test_more_workers_than_can_be_followed_change_nothing_and_it_says_so(watched, tmp_path):
+    endpoints = tmp_path / "endpoints.json"
+    _, pools, watch = watched("a", head=POOL + f'discover = "file://{endpoints}?ranks=1024"\n')
+    endpoints.write_text('["http://x:1", "http://y:1", "http://z:1", "http://zz:1"]')
+    await watch.look(at_once=True)
+    assert (here(pools), list(watch.trouble)) == (["a"], ["discover of p"])
+
+
 async def test_an_endpoints_file_is_read_at_the_start_and_when_it_changes(watched, tmp_path):
     endpoints = tmp_path / "endpoints.json"
     _, pools, watch = watched(head=POOL + f'discover = "file://{endpoints}"\n')
