@@ -166,8 +166,8 @@ class Admin:
 
     def _set_shadows(self, body: bytes) -> None:
         """Raises ValueError that says what would be right."""
-        asked = orjson.loads(body)
-        policies = asked.get("policies") if isinstance(asked, dict) else None
+        asked = _asked(body, "policies", "pool")
+        policies = asked.get("policies")
         if not isinstance(policies, list) or not all(isinstance(p, str) and p in POLICIES for p in policies):
             raise ValueError(f"the body must be {{'policies': a list of {', '.join(POLICIES)}}}, and may name a 'pool'")
         if len(policies) > MOST_SHADOWS or len(set(policies)) < len(policies):
@@ -179,8 +179,8 @@ class Admin:
 
     def _adopt(self, body: bytes) -> None:
         """Raises ValueError that says what would be right."""
-        asked = orjson.loads(body)
-        pool, hardware, version = (asked.get(k) if isinstance(asked, dict) else None for k in ("pool", "hardware", "version"))
+        asked = _asked(body, "pool", "hardware", "version")
+        pool, hardware, version = (asked.get(k) for k in ("pool", "hardware", "version"))
         if not isinstance(pool, str) or not isinstance(version, str) or not isinstance(hardware, str | None):
             raise ValueError("the body must be as {'pool': 'coder', 'hardware': 'h100' or null, 'version': one of GET /coefficients}")
         before = {(e.pool, e.hardware): self._pools.book.in_use(e.pool, e.hardware).name for e in self._pools.book}
@@ -202,8 +202,8 @@ class Admin:
 
     def _set_policy(self, body: bytes) -> None:
         """Raises ValueError that says what would be right."""
-        asked = orjson.loads(body)
-        if not isinstance(asked, dict) or not isinstance(asked.get("policy"), str) or asked["policy"] not in POLICIES:
+        asked = _asked(body, "policy", "pool")
+        if not isinstance(asked.get("policy"), str) or asked["policy"] not in POLICIES:
             raise ValueError(f"the body must be {{'policy': one of {', '.join(POLICIES)}}}, and may name a 'pool'")
         for state in self._asked_pools(asked.get("pool")):
             if state.policy.name == asked["policy"]:
@@ -211,3 +211,15 @@ class Admin:
             text = f"the policy of {self._router_name} is {asked['policy']}, no longer {state.policy.name}"
             self._pools.set_policy(state.name, asked["policy"])
             self._tell_change(text, state.name)
+
+
+def _asked(body: bytes, *known: str) -> dict[str, Any]:
+    """The body's keys; none at all where it is no object. Raises ValueError for a key that means nothing here: it may be a slip of one
+    that would have said less."""
+    asked = orjson.loads(body)
+    if not isinstance(asked, dict):
+        return {}
+    for key in asked:
+        if key not in known:
+            raise ValueError(f"the key {key!r} is not known here; there are {', '.join(known)}")
+    return asked

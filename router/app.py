@@ -42,9 +42,10 @@ from router.http.server import Limits, Server
 from router.http.upstream import Timeouts, Upstream, client_tls
 from router.index.approximate import ApproximateIndex
 from router.index.feed import LOOK_S, Feed, FeedSink
+from router.index.prefix_index import BLIND
 from router.metrics import AccessCollector, PolicyCollector, ReplicasCollector, RouterMetrics, StateCollector, WorkersCollector
 from router.policy.fit import new_fit
-from router.pools import Pools, PoolState, TrustRules
+from router.pools import Pools, PoolState, TooManyWorkers, TrustRules
 from router.prompts.reader import PromptReader, pool_tokens
 from router.prompts.served import ServedModels
 from router.prompts.tokens import LocalTokenizer
@@ -86,10 +87,12 @@ def run(settings: RouterSettings) -> int:
     ):
         settings.key()
         warm_up()
-        router = Router(settings, fleet, tokenizers, stream, fleet_file=settings.fleet)
+        try:
+            router = Router(settings, fleet, tokenizers, stream, fleet_file=settings.fleet)
+        except TooManyWorkers as e:
+            raise SettingsError(f"fleet file {settings.fleet}: {e}") from e
         _calm_collector()
         uvloop.run(_serve(router, listener, admin_listener))
-        router.close()
     return 0
 
 
@@ -123,6 +126,13 @@ async def _serve(router: Router, listener: socket.socket, admin_listener: socket
     await router.start()
     server = router.server()
     admin = Server(router.admin())
+    with router.ending.signals(router.watch.read_anew):  # until all has stopped: no signal cuts off what is written last
+        await _serve_until_it_ends(router, server, admin, listener, admin_listener)
+
+
+async def _serve_until_it_ends(
+    router: Router, server: Server, admin: Server, listener: socket.socket, admin_listener: socket.socket
+) -> None:
     try:
         at, admin_at = _url(listener, "http" if router.certificate is None else "https"), _url(admin_listener)
         if router.gate.is_open and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
@@ -130,19 +140,19 @@ async def _serve(router: Router, listener: socket.socket, admin_listener: socket
         log.info("routing on %s, admin on %s (%s)", at, admin_at, router.summary())
         await admin.start(admin_listener)
         await server.start(listener)
-        with router.ending.signals(router.read_fleet_anew):
-            print(f"READY router={at} admin={admin_at}", flush=True)
-            await router.ending.wait()
-            draining = asyncio.create_task(server.drain(router.settings.drain_s))
-            hurry = asyncio.create_task(router.ending.hurry.wait())
-            await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
-            hurry.cancel()
-            if router.ending.hurry.is_set():
-                server.cut_off()
-            await draining
+        print(f"READY router={at} admin={admin_at}", flush=True)
+        await router.ending.wait()
+        draining = asyncio.create_task(server.drain(router.settings.drain_s))
+        hurry = asyncio.create_task(router.ending.hurry.wait())
+        await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if router.ending.hurry.is_set():
+            server.cut_off()
+        await draining
     finally:
         await admin.drain(0)
         await router.stop()
+        await asyncio.to_thread(router.close)
 
 
 def _url(listener: socket.socket, scheme: str = "http") -> str:
@@ -151,7 +161,7 @@ def _url(listener: socket.socket, scheme: str = "http") -> str:
 
 
 class Router:
-    """All parts, built once. start() and stop() on the loop, close() after it."""
+    """All parts, built once. start() and stop() on the loop, close() after them."""
 
     def __init__(
         self,
@@ -208,7 +218,6 @@ class Router:
         self._started_s = clock()
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
-        self._reading: asyncio.Task[None] | None = None
 
     def summary(self) -> str:
         modes = {p.name: self._pool_tokens[p.name].mode(p.tokenizer is not None) for p in self.pools}
@@ -253,18 +262,12 @@ class Router:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._reading is not None:
-            await asyncio.gather(self._reading, return_exceptions=True)
         if self.replicas is not None:
             await self.replicas.stop()
         await asyncio.to_thread(self.feed.close)
         self._prompts.close()
         self._upstream.close()
         await self._session.close()
-
-    def read_fleet_anew(self) -> None:
-        """What SIGHUP does."""
-        self._reading = asyncio.create_task(self.watch.look(at_once=True))
 
     def close(self) -> None:
         """Flushes the records. Blocks for at most some seconds."""
@@ -303,16 +306,19 @@ class Router:
             await self._proxy.pass_through(scope, receive, send)
 
     def readiness(self) -> tuple[int, dict[str, Any]]:
-        """200 when there are workers, every pool that has some has one that answers, the index has caught up (or `warm_up_s` has passed)
-        and the router is not about to end.
+        """200 when a pool has a worker that answers, the index has caught up (or `warm_up_s` has passed) and the router is not about to
+        end.
 
-        A stream that is away does not make the router unready: it routes on by what it knows, then by load, and says so here.
+        Neither a pool of which no worker answers nor a stream that is away makes the router unready: what can be served is served, the
+        latter by what is known and then by load. Both are said here.
         """
-        warming = not self.feed.caught_up and self._clock() - self._started_s < self.settings.warm_up_s
+        now_s = self._clock()
+        warming = not self.feed.caught_up and now_s - self._started_s < self.settings.warm_up_s
         pools = {
             p.name: {
                 "targets": int(p.present.sum()),
-                "up": int(p.health.up_at(self._clock()).sum()),
+                "up": int((p.present & p.health.up_at(now_s)).sum()),
+                "blind": int((p.present & (self.pools.trust(p, now_s) == BLIND)).sum()),
                 "draining": int(p.draining.sum()),
                 "waiting": p.admission.waiting,
                 "block_size": p.block_size,
@@ -322,8 +328,9 @@ class Router:
         }
         dark = [name for name, p in pools.items() if p["targets"] and not p["up"]]
         empty = not any(p["targets"] for p in pools.values())
+        serving = any(p["up"] for p in pools.values())
         strange = [f"{p.name}/{t.worker}" for p in self.pools for t in p.here() if self.pools.has_other_key(p, t.number)]
-        ready = not warming and not dark and not empty and not self.ending.leaving
+        ready = serving and not warming and not self.ending.leaving
         index = "away" if self.feed.trouble else "following" if self.feed.caught_up else "catching up"
         content = {
             "ready": ready,

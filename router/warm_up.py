@@ -38,7 +38,7 @@ def warm_up() -> None:
     )
     pools = Pools(fleet, {}, "cost", Coefficients(), HashKey(0, 0), TrustRules(1, 1), random.Random(0))
     (pool,) = pools
-    pool.learn_block_size(16)
+    pool.block_size = 16
     ids = np.arange(16 * _BLOCKS, dtype=np.uint32)  # one block more than is stored, so that something is expected
     chain = pool.chain(ids, None, "salt")
     assert chain is not None

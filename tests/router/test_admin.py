@@ -184,3 +184,18 @@ async def test_workers_are_told_added_drained_and_removed(pools):
 async def test_a_web_page_cannot_change_the_workers(pools, method, path):
     status, _ = await call(pools, method, path, b"{}", headers=[(b"origin", b"null")])
     assert (status, pools.by_name["a"].draining.any(), pools.by_name["a"].present.all()) == (403, False, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/policy", b'{"policy": "round_robin", "pools": "b"}'),
+        ("/shadows", b'{"policies": [], "pols": "b"}'),
+        ("/coefficients", b'{"pool": "a", "hardwares": "h100", "version": "configured-1"}'),
+    ],
+)
+async def test_a_slip_in_a_key_changes_nothing(pools, path, body):
+    status, content = await call(pools, "POST", path, body)
+    assert status == 400
+    assert "is not known here; there are" in content["error"]["message"]
+    assert (await call(pools, "GET", "/policy"))[1]["pools"] == {"a": "cost", "b": "cost"}

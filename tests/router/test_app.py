@@ -12,11 +12,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from router.app import listen, run
+from router.app import Router, listen, run
 from router.settings import RouterSettings
+from schemas.fleet import Fleet
 from schemas.requests import Outcome
 from schemas.settings import SettingsError
 from schemas.stream import open_stream
+from schemas.stream.memory import MemoryHub
 from schemas.topics import OUTCOMES
 from tests.router.fake_engine import FakeEngine
 from tests.router.running import KEY_HEX, until
@@ -142,3 +144,16 @@ async def test_the_process_says_what_is_wrong_and_exits_2(tmp_path):
     assert child.returncode == 2
     assert json.dumps(str(port))[1:-1] in said.decode()
     assert "in use" in said.decode()
+
+
+async def test_a_pool_that_is_dark_is_told_and_does_not_take_the_others_away():
+    pools = [{"name": "a"}, {"name": "b"}]
+    workers = [{"pool": p, "url": f"http://127.0.0.1:{port}"} for p, port in (("a", 1), ("b", 2))]
+    fleet = Fleet.model_validate({"pools": pools, "workers": workers})
+    with MemoryHub().open("test") as stream:
+        router = Router(RouterSettings(hash_key=KEY_HEX, warm_up_s=0), fleet, {}, stream)
+        for dark, status in (("a", 200), ("b", 503)):
+            router.pools.by_name[dark].health.refused(0)
+            found, content = router.readiness()
+            assert found == status
+            assert any(f"no worker of {dark}" in why or f"{dark} answers" in why for why in content["why"])

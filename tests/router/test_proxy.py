@@ -564,6 +564,8 @@ async def test_models_health_readiness_and_metrics():
         assert (await get("/healthz"))[0] == 200
         status, ready = await get("/readyz")
         assert (status, json.loads(ready)["index"], json.loads(ready)["why"]) == (200, "following", [])
+        told = json.loads(ready)["pools"]["tiny"]
+        assert (told["targets"], told["up"], told["blind"]) == (2, 2, 1)
         status, page = await get("/metrics")
         assert status == 200
         for line in (
