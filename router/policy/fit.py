@@ -10,8 +10,9 @@ How. Residuals are relative (twice the prompt, twice the noise). Least absolute 
 squares with Tukey's biweight at 4.685 robust standard deviations: what is far off counts nothing, where Huber's loss would let a fifth of
 garbage pull. Coefficients are never negative (the best of the seven subsets of columns).
 
-When. The fit is made on the older four fifths and judged on the newest one. It is refused unless it is better there than what is in use
-by MARGIN, differs from it by more than twice its own standard error, and is plausible at all: reasons in `Refusal`.
+When. The fit is made on the older four fifths and judged on the newest one. It is refused unless it is better there than its reference
+(the newest version, book.py) by _MARGIN, differs from it by more than twice its own standard error, and is plausible at all: reasons in
+`Refusal`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ from router.policy.cost import F64, Mask, Rates
 WINDOW = 1024
 FEWEST = 100
 _MARGIN = 0.05
-"""Share by which the median error must be smaller than with what is in use."""
+"""Share by which the median error must be smaller than the reference's."""
 _SPREAD = 2.0
 """Least ratio of a long prompt's uncached tokens (90 %) to a short one's (10 %): else base and slope can't be told apart."""
+_MOST_ALIKE = 200.0
+"""Condition number of the columns, each brought to length 1: 4 to 40 for mixed prompts, 70 for 1000 to 2500 tokens without anything cached,
+infinite for two sizes."""
 _GROWTH = 1.1
-"""The same, of the seconds that the fit predicts."""
+"""Least ratio of a slow prompt's seconds (90 %) to a quick one's (10 %), as the fit predicts them."""
 _WORST_ERROR = 0.5
 _MOST_GARBAGE = 0.4
 _LONGEST_S = 3600.0
@@ -42,8 +46,8 @@ _SUBSETS = tuple([i for i in range(3) if n >> i & 1] for n in range(7, 0, -1))
 @dataclass(frozen=True, slots=True)
 class PrefillFit:
     """base_s, a, b with their standard errors (None: at the bound 0, where there is none). Errors are relative, |seconds / predicted - 1|,
-    on the newest fifth: its median and its 90 % quantile. garbage: share that counted nothing. n: observations, the newest fifth
-    included."""
+    on the newest fifth: its median and its 90 % quantile; before: the reference's, on the same. garbage: share that counted nothing. n:
+    observations, the newest fifth included."""
 
     base_s: float
     a: float
@@ -52,7 +56,7 @@ class PrefillFit:
     n: int
     error_p50: float
     error_p90: float
-    error_p50_before: float  # of what is in use, on the same
+    error_p50_before: float
     garbage: float
 
     def seconds(self, uncached: F64, cached: F64) -> F64:
@@ -106,8 +110,8 @@ class Window:
         return False
 
 
-def new_fit(rows: F64, in_use: Rates) -> PrefillFit | Refusal:
-    """Fits observations (uncached, cached, seconds; oldest first) and compares with what is in use."""
+def new_fit(rows: F64, reference: Rates) -> PrefillFit | Refusal:
+    """Fits observations (uncached, cached, seconds; oldest first) and compares with what there is so far."""
     n = len(rows)
     if n < FEWEST:
         return Refusal("few", f"{n} observations; it takes {FEWEST}")
@@ -118,6 +122,8 @@ def new_fit(rows: F64, in_use: Rates) -> PrefillFit | Refusal:
         return Refusal("alike", f"most prompts have {short:.0f} to {long:.0f} uncached tokens: too alike to tell base and slope apart")
     x = _columns(u, h)
     theta, counted, sigma, scale = _robust(x, seconds)
+    if _alikeness(x / scale[:, None]) > _MOST_ALIKE:
+        return Refusal("alike", "prompts are of so few sizes that the base, each token's part and attention's cannot be told apart")
     quick, slow = np.quantile(x @ theta, (0.1, 0.9))
     if slow < _GROWTH * quick:
         return Refusal("flat", f"seconds hardly grow with tokens: {quick:.3f} for a quick prompt, {slow:.3f} for a slow one")
@@ -126,16 +132,16 @@ def new_fit(rows: F64, in_use: Rates) -> PrefillFit | Refusal:
         return Refusal("garbage", f"{garbage:.0%} of the observations fit nothing")
     new_u, new_h, new_s = rows[cut:].T
     fresh = _columns(new_u, new_h)
-    errors, before = _errors(fresh @ theta, new_s), _errors(fresh @ _theta(in_use), new_s)
+    errors, before = _errors(fresh @ theta, new_s), _errors(fresh @ _theta(reference), new_s)
     if errors[0] > _WORST_ERROR:
         return Refusal("noisy", f"half of the newest observations are off by more than {errors[0]:.0%}")
     if errors[0] > before[0] * (1 - _MARGIN):
-        return Refusal("not better", f"median error {errors[0]:.1%} on the newest fifth, {before[0]:.1%} with what is in use")
+        return Refusal("not better", f"median error {errors[0]:.1%} on the newest fifth, {before[0]:.1%} with the newest version")
     covariance = _covariance(x[counted] / scale[counted, None], theta > 0, sigma)
     typical = _columns(*(np.quantile(column, (0.1, 0.5, 0.9)) for column in (u, h)))
     se = np.sqrt(np.einsum("ij,jk,ik->i", typical, covariance, typical))
-    if not (np.abs(typical @ (theta - _theta(in_use))) > 2 * se).any():
-        return Refusal("not different", "it differs from what is in use by less than twice its standard error")
+    if not (np.abs(typical @ (theta - _theta(reference))) > 2 * se).any():
+        return Refusal("not different", "it differs from the newest version by less than twice its standard error")
     own_se = [float(s) if t > 0 else None for s, t in zip(np.sqrt(np.diag(covariance)), theta, strict=True)]
     return PrefillFit(
         float(theta[0]), float(theta[1]), float(theta[2]), (own_se[0], own_se[1], own_se[2]), n, *errors, before[0], garbage
@@ -144,6 +150,10 @@ def new_fit(rows: F64, in_use: Rates) -> PrefillFit | Refusal:
 
 def _columns(u: F64, h: F64) -> F64:
     return np.stack([np.ones_like(u), u, u * (h + u / 2)], axis=1)
+
+
+def _alikeness(x: F64) -> float:
+    return float(np.linalg.cond(x / np.sqrt((x**2).mean(axis=0))))
 
 
 def _theta(rates: Rates) -> F64:

@@ -74,7 +74,18 @@ def test_nonsense_is_refused_with_its_reason():
     assert refusal(noise) in ("flat", "noisy", "garbage")
 
 
-def test_what_is_in_use_stays_unless_the_new_one_is_better_and_different():
+@pytest.mark.parametrize("seed", range(8))
+def test_prompts_of_two_sizes_tell_nothing_of_others(seed):
+    rng = np.random.default_rng(seed)
+    uncached, nothing = rng.choice([1000.0, 4000.0], 600), np.zeros(600)
+    seconds = TRUE.prefill_s(uncached, 0.0) * np.exp(rng.normal(0, 0.05, 600))
+    assert refusal(np.stack([uncached, nothing, seconds], 1)) == "alike"
+    cached = rng.integers(0, 200, 600) * 16.0  # then a token and a pair of tokens are two things
+    seconds = TRUE.prefill_s(uncached, cached) * np.exp(rng.normal(0, 0.05, 600))
+    assert isinstance(new_fit(np.stack([uncached, cached, seconds], 1), CONFIGURED), PrefillFit)
+
+
+def test_there_is_no_new_version_unless_it_is_better_and_different():
     assert refusal(outcomes(1000, 1), TRUE) == "not better"
     near = Rates(base_s=TRUE.base_s, a=TRUE.a * 1.002, b=TRUE.b)
     assert refusal(outcomes(200, 2, noise=0.3), near) in ("not better", "not different")
