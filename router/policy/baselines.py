@@ -6,7 +6,7 @@
 | round_robin | the next one by number |
 | least_loaded | the fewest requests in flight, ties at random |
 | session_hash | the highest hash of (key, worker); key: the session, without one the prompt's first block, without one anyone |
-| bounded_load_hash | the same order, first worker below ceil(1.25 * (requests in flight + 1) / workers) (consistent hashing with bounded loads) |
+| bounded_load_hash | the same order, first worker below ceil(1.25 * (requests in flight + 1) / workers) (consistent hashing with bounded loads); without a key: least loaded |
 | cache_aware | SGLang's thresholds: in flight max - min > 64 and max > 1.5 * min: least loaded; else the longest prefix if it is over 0.3 of the prompt; else the worker that was given the fewest new tokens |
 | max_prefix | the longest prefix, ties least loaded |
 
@@ -24,7 +24,7 @@ import numba
 import numpy as np
 
 from router.policy.choice import Choice, least
-from router.policy.cost import F64, I64, Situation, Terms, most_cached_tokens
+from router.policy.cost import F64, I64, U64, Situation, Terms, most_cached_tokens
 
 
 def overlap(now: Situation) -> I64:
@@ -121,13 +121,13 @@ class CacheAware:
 
     def __init__(self) -> None:
         self._given: F64 = np.zeros(0)
+        self._keys: U64 = np.zeros(0, np.uint64)
         self._chosen = 0
 
     def choose(self, now: Situation, terms: Terms, rng: random.Random) -> Choice | None:
         if not now.allowed.any():
             return None
-        if len(self._given) < len(now.allowed):
-            self._given = np.concatenate([self._given, np.zeros(len(now.allowed) - len(self._given))])
+        self._meet(now.keys)
         tokens = overlap(now)
         choice = self._rule(now, tokens, rng)
         if choice is not None:
@@ -137,6 +137,14 @@ class CacheAware:
                 self._given *= 0.5
         return choice
 
+    def _meet(self, keys: U64) -> None:
+        """Whoever is new at its number was given nothing."""
+        if keys is self._keys:
+            return
+        given, both = np.zeros(len(keys)), min(len(keys), len(self._keys))
+        given[:both] = np.where(keys[:both] == self._keys[:both], self._given[:both], 0.0)
+        self._given, self._keys = given, keys
+
     def _rule(self, now: Situation, tokens: I64, rng: random.Random) -> Choice | None:
         flights = now.in_flight[now.allowed]
         high, low = int(flights.max()), int(flights.min())
@@ -144,7 +152,7 @@ class CacheAware:
             return _fewest(now, rng)
         if int(tokens[now.allowed].max()) > self.match_share * now.prompt_tokens:
             return least(-tokens.astype(np.float64), now.allowed, 0.0, rng)
-        return least(self._given[: len(now.allowed)], now.allowed, 0.0, rng)
+        return least(self._given.copy(), now.allowed, 0.0, rng)
 
 
 class MaxPrefix:

@@ -85,6 +85,22 @@ def test_the_threshold_rule_gives_cold_prompts_to_who_was_given_least():
     assert len(counts) == 3, "the one that has 9000 gets nothing"
 
 
+def test_the_threshold_rule_takes_who_has_a_gone_workers_number_for_one_that_was_given_nothing():
+    policy, rng, keys = CacheAware(), random.Random(1), np.arange(3, dtype=np.uint64)
+    for tokens in (9000, 9000, 9000):
+        now = situation(3, prompt_tokens=tokens, keys=keys)
+        policy.choose(now, terms(now, K), rng)
+    now = situation(3, prompt_tokens=100, keys=[0, 77, 2])
+    assert [policy.choose(now, terms(now, K), rng).worker for _ in range(5)] == [1] * 5
+
+
+def test_a_score_is_what_was_minimised_and_stays_so():
+    policy, rng = CacheAware(), random.Random(1)
+    now = situation()
+    choices = [policy.choose(now, terms(now, K), rng) for _ in range(4)]
+    assert [c.score[c.worker] for c in choices] == [0.0] * 4
+
+
 def test_max_prefix_takes_the_longest_whatever_the_load():
     assert chosen(holding([0, 160, 320, 0], in_flight=[0, 0, 500, 0]), "max_prefix") == 2
     assert chosen(holding([320, 160, 320, 320], in_flight=[4, 0, 2, 3]), "max_prefix") == 2
