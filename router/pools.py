@@ -1,6 +1,6 @@
 """A pool as the router runs it, and the decision: tokens -> chain -> overlap -> cost -> worker.
 
-    Prompt (tokens.py, prompts.py) --+
+    Prompt (prompts/) ---------------+
     PrefixIndex.match ---------------+--> Situation -> terms -> Policy.choose -> Decided -> (dispatch) -> Decision record
     PoolLoad, Health, trust ---------+
 
@@ -83,7 +83,7 @@ class PoolState:
         self.present: Mask = np.zeros(0, np.bool_)
         self.draining: Mask = np.zeros(0, np.bool_)
         self.added_s: F64 = np.zeros(0)
-        """When a target joined, monotonic seconds; -inf: it was there at the start."""
+        """When a target joined, monotonic seconds; -inf: nobody was there before it."""
         self.load = PoolLoad(0)
         self.health = Health((), rules.breaker)
         self.retries = RetryBudget(rules.retry_ratio, rules.retry_burst)
@@ -113,14 +113,14 @@ class PoolState:
         wanted = targets_of(self._spec, workers, self._choose_rank)
         if len({s for t in wanted for s in t.sources} - self.sources.keys()) > MAX_SLOTS - len(self._index.slots):
             raise TooManyWorkers(f"the router follows at most {MAX_SLOTS} workers and ranks of all pools, those lately gone among them")
-        before = self.targets
+        before, since_s = self.targets, now_s if self.present.any() else -math.inf
         self.targets, present = renumbered(self.targets, self.present.tolist(), wanted, lambda n: not self.load.in_flight[n])
         joined = [t.number for t in self.targets if t.number >= len(before) or t is not before[t.number]]
         grown = len(self.targets) - len(before)
         self.present = np.array(present, np.bool_)
         self.draining = np.concatenate([self.draining, np.zeros(grown, np.bool_)]) & self.present
         self.added_s = np.concatenate([self.added_s, np.zeros(grown)])
-        self.draining[joined], self.added_s[joined] = False, now_s
+        self.draining[joined], self.added_s[joined] = False, since_s
         for number in joined:
             self.others.gone(number)
         self.load.grow(len(self.targets))
@@ -356,6 +356,7 @@ class Pools:
         self._other_key: set[int] = set()  # slot numbers
         self._strangers: set[WorkerId] = set()
         self._coefficients, self._rules, self._rng = coefficients, rules, rng
+        self._shadow_seed = rng.getrandbits(32)  # drawn in any case, so that shadows change nothing of the live draws
         self._policy_rules = policy_rules
         self.book = CoefficientBook(coefficients.rates) if book is None else book
         self.by_name: dict[str, PoolState] = {
@@ -434,7 +435,7 @@ class Pools:
     def set_shadows(self, pool: str, policies: Sequence[str]) -> None:
         """From the next decision on, with counts at 0. Raises KeyError for a pool or policy that there is not, ValueError for too many."""
         made = [POLICIES[name](self._coefficients) for name in policies]
-        self.by_name[pool].shadows = Shadows(made, self._rng.getrandbits(32) if made else 0)
+        self.by_name[pool].shadows = Shadows(made, self._shadow_seed)
 
     def hear_load(self, pool: PoolState, load: WorkerLoad, wall_s: float, now_s: float) -> None:
         """An engine's own load: others' requests show there. wall_s: unix seconds now; now_s: monotonic seconds now."""
@@ -540,7 +541,7 @@ class Pools:
             self._policy_rules.drain_min_hit,
         )
         return Situation(
-            tokens, block_size, gpu, cpu, disk, expected, trust, queue_s, decoding, in_flight, allowed, pool.draining, cold_left,
+            tokens, block_size, gpu, cpu, disk, expected, trust, queue_s, decoding, in_flight, allowed, pool.draining.copy(), cold_left,
             seats.keys, None if session is None else _name_key(session),
             int(prompt.chain[0]) if prompt.chain is not None and len(prompt.chain) else None,
         )  # fmt: skip

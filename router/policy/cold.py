@@ -5,7 +5,7 @@ what the others were about to share would be computed there again. So a newcomer
 one prompt beyond: a prompt is taken while anything is left, and what it takes too much is owed).
 
 A worker is new for `new_s` after it joined, and no longer than until it holds half as many blocks as the pool's median worker (Pools tells
-which). The router's first fleet is not new: nobody is warmer there.
+which). Who joins a pool that has nobody is not new, as the router's first fleet is not: nobody is warmer there.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Coefficients:
 class Situation:
     """One request and the pool's workers as they are now; arrays of shape (workers,), by target number.
 
-    prompt_tokens may be an estimate when the prompt is not tokenized; then all overlaps are 0 and only the load decides.
+    prompt_tokens is an estimate when the prompt is not tokenized; then overlaps are what was sent there before, or 0.
     gpu, cpu, disk: confirmed tokens of the longest prefix, by the best tier of each block (index.Overlaps, in tokens); expected: confirmed
     or expected, never less than all three. trust: code of router.index. queue_s, decoding, in_flight: with what others sent there, as far
     as it is known. allowed: may be chosen (eligible.py has been applied). cold_left_tokens: see cold.py, inf: no cap. keys: a worker's

@@ -175,7 +175,9 @@ class Heard:
         if pool is None or number is None:
             self.counts.unknown_targets += 1
             return _Booked(None, None, [])
-        return _Booked(pool, pool.load.admit(number, prefill_s, streams, now_s), [])
+        flight = pool.load.admit(number, prefill_s, streams, now_s)
+        pool.others.note(pool.load.in_flight, now_s)  # else an engine's own load that has it would be taken for others'
+        return _Booked(pool, flight, [])
 
     def _number(self, pool: PoolState, worker: str, rank: int | None) -> int | None:
         """Of a target that the pool has now."""

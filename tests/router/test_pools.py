@@ -11,6 +11,8 @@ from router.policy.policies import POLICIES
 from router.policy.rules import PolicyRules
 from router.pools import Pools, TrustRules
 from router.prompts.prompt import Prompt
+from router.replicas.heard import Heard
+from router.replicas.outbox import Outbox, Sender
 from schemas.block_hash import HashKey, hash_chain, root_hash, salted_extras
 from schemas.fleet import Fleet, Pool, Worker
 from schemas.kv_events import COMPLETE, EVENT, Kind, KvBatch, WorkerId
@@ -128,6 +130,17 @@ def test_our_own_requests_are_not_taken_for_others():
     assert pools.decide(pool, Prompt.unknown(100), set(), 50.4).now.in_flight.tolist() == [5, 0]
 
 
+def test_requests_of_replicas_are_not_taken_for_others():
+    pools = pools_of()
+    pool, heard, peer = pools.by_name["p"], Heard(pools, "own", "key", 3.5), Outbox(Sender("peer", "run", "key"))
+    pools.decide(pool, Prompt.unknown(100), set(), 5.0)  # long before, and none since
+    for _ in range(7):
+        peer.reserve(("p", "w0", 0), 0.1, True, np.zeros(0, np.uint64), 2.0)
+    heard.hear(peer.news(), 9.0)
+    pools.hear_load(pool, load_of("w0", 9.0), wall_s=1000.1, now_s=10.1)
+    assert pools.decide(pool, Prompt.unknown(100), set(), 10.2).now.in_flight.tolist() == [9, 0]
+
+
 def test_of_ranks_that_the_engine_chooses_the_load_is_the_sum_once_all_are_known():
     pools = pools_of(workers=1, ranks=2, engine="sglang")
     pool = pools.by_name["p"]
@@ -173,6 +186,45 @@ def test_workers_of_the_first_fleet_are_not_new():
     decided = pools_of().decide((pools := pools_of()).by_name["p"], Prompt.unknown(100), set(), 0.0)
     assert np.isinf(decided.now.cold_left_tokens).all()
     assert len(pools.by_name["p"].new_targets(0.0)) == 0
+
+
+def test_who_joins_an_empty_pool_is_not_new():
+    """A router that finds all its workers by discovery starts so; the index fills later, one worker after the other."""
+    pools = pools_over(fleet_of())
+    pools.set_workers("p", fleet_of(("w0", {}), ("w1", {}), ("w2", {})).workers, 10.0)
+    pool = tell(pools, batch("w0", range(1, 100)), batch("w1", range(1, 100)))
+    assert np.isinf(pools.decide(pool, Prompt.unknown(100), set(), 11.0).now.cold_left_tokens).all()
+    pools.set_workers("p", fleet_of(("w0", {}), ("w1", {}), ("w2", {}), ("w3", {})).workers, 20.0)
+    assert np.isfinite(pools.decide(pool, Prompt.unknown(100), set(), 21.0).now.cold_left_tokens).tolist() == [False] * 3 + [True]
+
+
+def test_a_decision_keeps_what_it_was_made_from():
+    pools = pools_of()
+    pool = pools.by_name["p"]
+    now = pools.decide(pool, Prompt.unknown(100), set(), 0.0).now
+    pool.drain("w0")
+    pool.load.admit(0, 1.0, True, 0.0)
+    assert (now.draining.tolist(), now.in_flight.tolist(), now.queue_s.tolist()) == ([False] * 2, [0, 0], [0.0, 0.0])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_shadows_change_no_choice(policy):
+    """Whatever they draw and count, set at the start or while it runs."""
+
+    def run(*shadows):
+        pools = pools_over(fleet_of(*((f"w{i}", {}) for i in range(6))), policy, policy_rules=PolicyRules(shadows=shadows))
+        pool, picks = pools.by_name["p"], []
+        for i in range(60):
+            if i == 30:
+                pools.set_shadows("p", shadows[::-1])
+            prompt = Prompt("exact", 800, 800, np.arange(100 * (i % 9), 100 * (i % 9) + 49, dtype=np.uint64), 16)
+            decided = pools.decide(pool, prompt, set(), i * 0.05, f"s{i % 13}" if i % 2 else None)
+            pools.expect(decided, prompt, 1.0, i * 0.05)
+            pool.load.admit(decided.target.number, decided.prefill_s, True, i * 0.05)
+            picks.append(decided.target.number)
+        return picks
+
+    assert run() == run(*POLICIES)
 
 
 def test_shadows_see_what_the_policy_sees_and_change_nothing():
