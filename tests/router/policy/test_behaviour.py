@@ -114,10 +114,14 @@ def test_a_draining_worker_keeps_its_sessions_and_empties():
 def test_no_herd_follows_a_load_that_is_a_second_old():
     """The engines' own load is read once a second. A burst between two readings spreads all the same."""
     fleet = VirtualFleet(8)
+
+    def read(number, busy):
+        fleet.pool.others.hear(number, float(fleet.pool.load.in_flight[number]) + busy, 0.0, fleet.now_s)
+
     for second in range(20):
         for number in range(8):
-            busy = 0.0 if number == 0 else 6.0  # others' requests on all but one
-            fleet.at(second + 0.001 * number, lambda n=number, b=busy: fleet.pool.others.hear(n, b, 0.0, fleet.now_s))
+            busy = 0 if number == 0 else 6  # others' requests on all but one
+            fleet.at(second + 0.001 * number, lambda n=number, b=busy: read(n, b))
     poisson(fleet, lambda i: tokens(i, 3000), 25.0, 20.0)
     fleet.run()
     counts = np.bincount([a.worker for a in fleet.done], minlength=8)
