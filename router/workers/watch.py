@@ -2,12 +2,14 @@
 
 A file that is broken, or whose pools are others than at the start (pools are built once), changes nothing: `trouble` says so, and the log
 once. A file is read when its time or size changed and stayed for one look, so that one that is being written is not read in the middle;
-on SIGHUP it is read at once. DNS names are asked at each look.
+on SIGHUP it is read at once, and once more for however many signals came meanwhile. DNS names are asked at each look. The fleet file is
+read by the second look in any case: it may have changed while the router started.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -34,9 +36,10 @@ class Watch:
         self._file, self._membership, self._every_s, self._clock = file, membership, every_s, clock
         self._pools = fleet.pools
         self._discovers = {p.name: parse_discover(p.discover) for p in fleet.pools if p.discover is not None}
-        self._read: dict[Path, Stamp] = {} if file is None else {file: _stamp(file)}
-        self._seen = dict(self._read)
+        self._read: dict[Path, Stamp] = {}
+        self._seen: dict[Path, Stamp] = {}
         self._lock = asyncio.Lock()
+        self._asked = asyncio.Event()
         self.trouble: dict[str, str] = {}
         """By source ("fleet file", "discover of POOL"): why its last word was not understood. What it said before holds."""
         self.sources = tuple(["fleet file"] * (file is not None) + [f"discover of {pool}" for pool in self._discovers])
@@ -45,14 +48,22 @@ class Watch:
 
     async def run(self) -> None:
         """Until cancelled. Discovery is asked once even when nothing is watched."""
-        await self.look(at_once=True, file=False)
-        while self._every_s:
-            await asyncio.sleep(self._every_s)
+        at_once, file = True, False
+        while True:
             try:
-                await self.look()
+                await self.look(at_once, file)
             except Exception:  # the top of this task's loop
                 self.failures += 1
                 log.exception("looking for workers failed")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._every_s or None):
+                    await self._asked.wait()
+            at_once, file = self._asked.is_set(), True
+            self._asked.clear()
+
+    def read_anew(self) -> None:
+        """What SIGHUP does: `run` looks at once."""
+        self._asked.set()
 
     async def look(self, at_once: bool = False, file: bool = True) -> None:
         """at_once: files are read though they did not change (SIGHUP)."""

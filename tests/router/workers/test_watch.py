@@ -1,7 +1,9 @@
 """The fleet file and discovery are looked at while the router runs; what is broken changes nothing and says so."""
 
+import asyncio
 import os
 import random
+import threading
 
 import pytest
 
@@ -11,6 +13,7 @@ from router.workers.membership import Membership
 from router.workers.watch import Watch
 from schemas.block_hash import HashKey
 from schemas.fleet import load_fleet
+from tests.router.running import until
 
 POOL = '[[pools]]\nname = "p"\n'
 
@@ -55,8 +58,59 @@ async def test_a_file_that_changed_is_read_when_it_has_settled(watched):
 
 async def test_a_signal_reads_it_at_once(watched):
     file, pools, watch = watched("a")
+    watching = asyncio.create_task(watch.run())
     write(file, "b")
-    await watch.look(at_once=True)
+    watch.read_anew()
+    await until(lambda: here(pools) == ["b"])
+    watching.cancel()
+
+
+async def test_a_storm_of_signals_reads_it_once_or_twice_and_its_last_word_holds(watched, monkeypatch):
+    file, pools, watch = watched("a")
+    reads, go = [], threading.Event()
+
+    def slowly(path):
+        reads.append(path)
+        go.wait(10)
+        return load_fleet(path)
+
+    monkeypatch.setattr("router.workers.watch.load_fleet", slowly)
+    watching = asyncio.create_task(watch.run())
+    watch.read_anew()
+    await until(lambda: reads)
+    for _ in range(100):
+        watch.read_anew()
+    write(file, "b")
+    go.set()
+    await until(lambda: watch.loads == 2)
+    assert (len(reads), here(pools), watch._asked.is_set()) == (2, ["b"], False)
+    watching.cancel()
+
+
+async def test_what_goes_wrong_within_a_look_does_not_end_the_watch(watched, monkeypatch, caplog):
+    file, pools, watch = watched("a")
+
+    async def stumbles(*_):
+        monkeypatch.undo()
+        raise RuntimeError("an error of ours")
+
+    monkeypatch.setattr(watch, "look", stumbles)
+    watching = asyncio.create_task(watch.run())
+    await until(lambda: watch.failures == 1)
+    assert [r.message for r in caplog.records] == ["looking for workers failed"]
+    write(file, "b")
+    watch.read_anew()
+    await until(lambda: here(pools) == ["b"])
+    watching.cancel()
+
+
+async def test_a_file_that_changed_while_the_router_started_is_read(watched):
+    file, pools, watch = watched("a")
+    fleet = load_fleet(file)
+    write(file, "b")  # while tokenizers were read
+    watch = Watch(fleet, file, watch._membership, 0.0)
+    await watch.look()
+    await watch.look()
     assert here(pools) == ["b"]
 
 
@@ -97,7 +151,7 @@ async def test_more_workers_than_can_be_followed_change_nothing_and_it_says_so(w
 async def test_an_endpoints_file_is_read_at_the_start_and_when_it_changes(watched, tmp_path):
     endpoints = tmp_path / "endpoints.json"
     _, pools, watch = watched(head=POOL + f'discover = "file://{endpoints}"\n')
-    await watch.run()
+    await watch.look(at_once=True, file=False)
     assert (here(pools), list(watch.trouble)) == ([], ["discover of p"])
     endpoints.write_text('["http://x:1"]')
     await watch.look()
