@@ -3,7 +3,9 @@
     SIGTERM --> /readyz says 503, connections are still taken for `delay_s` --> none is taken, what is on its way may end --> exit
     SIGINT, or a second signal: without the delay          a signal after that: what is on its way is cut
 
-Without a delay (the default) the second signal cuts already. What is written last (records) no signal cuts off. The delay is for a load balancer that finds out by /readyz: it must have stopped sending before connections are refused.
+Without a delay (the default) the second signal cuts already. What is written last (records) no signal cuts off.
+
+The delay is for a load balancer that finds out by /readyz: it must have stopped sending before connections are refused.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from router.app import Router, listen, run
+from router.app import Router, _serve, listen, run
 from router.settings import RouterSettings
-from schemas.fleet import Fleet
+from schemas.fleet import Fleet, load_fleet
 from schemas.requests import Outcome
 from schemas.settings import SettingsError
 from schemas.stream import open_stream
@@ -124,7 +124,7 @@ async def test_sigterm_lets_requests_end_flushes_their_records_and_exits_0(tmp_p
 async def test_a_request_that_outlasts_the_drain_is_cut_and_recorded(tmp_path):
     async with FakeEngine("w0").serving() as engine, aiohttp.ClientSession() as client:
         engine.gate = asyncio.Event()
-        async with process(tmp_path, engine.url, "--drain-s", "1") as (child, url):
+        async with process(tmp_path, engine.url, "--drain-s", "0.2") as (child, url):
             await ready(client, url, child)
             asked = asyncio.create_task(client.post(url + "/v1/completions", json={"model": "tiny", "prompt": "x"}))
             await until(lambda: engine.seen)
@@ -134,6 +134,32 @@ async def test_a_request_that_outlasts_the_drain_is_cut_and_recorded(tmp_path):
             assert await asyncio.wait_for(child.wait(), 10) == 0
         (o,) = outcomes(tmp_path)
         assert o.error == "shutdown"
+
+
+async def test_no_signal_cuts_off_what_is_written_last(tmp_path, monkeypatch):
+    given, handled_by = settings(tmp_path), []
+    with open_stream(given.stream) as stream, listen("127.0.0.1", 0, "port") as a, listen("127.0.0.1", 0, "admin_port") as b:
+        router = Router(given, load_fleet(given.fleet), {}, stream)
+        close = router.close
+
+        def closes():
+            handled_by.append(signal.getsignal(signal.SIGTERM))
+            close()
+
+        monkeypatch.setattr(router, "close", closes)
+        router.ending.ask()
+        await _serve(router, a, b)
+    assert handled_by and handled_by[0] is not signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_more_workers_than_can_be_followed_stop_the_start(tmp_path):
+    bad = settings(tmp_path, port=0, admin_port=0)
+    bad.fleet.write_text(
+        bad.fleet.read_text() + "".join(f'[[workers]]\npool = "tiny"\nurl = "http://x{i}:1"\nranks = 1024\n' for i in range(4))
+    )
+    with pytest.raises(SettingsError, match=r"fleet\.toml: the router follows at most 4095 workers and ranks"):
+        run(bad)
 
 
 async def test_the_process_says_what_is_wrong_and_exits_2(tmp_path):

@@ -22,11 +22,11 @@ async def get(client, url):
         return response.status, json.loads(await response.read())
 
 
-async def test_sigterm_turns_readiness_off_before_connections_are_refused_and_streams_end(tmp_path):
+async def test_sigterm_turns_readiness_off_a_second_one_refuses_connections_and_streams_end(tmp_path):
     body = {"model": "tiny", "prompt": "x", "stream": True}
     async with FakeEngine("w0").serving() as engine, aiohttp.ClientSession() as client:
         engine.gate = asyncio.Event()
-        async with process(tmp_path, engine.url, "--drain-delay-s", "1.5", "--admin-port", "0") as (child, url):
+        async with process(tmp_path, engine.url, "--drain-delay-s", "3600", "--admin-port", "0") as (child, url):
             await ready(client, url, child)
             before = asyncio.create_task(client.post(url + "/v1/completions", json=body))
             await until(lambda: engine.seen)
@@ -39,6 +39,7 @@ async def test_sigterm_turns_readiness_off_before_connections_are_refused_and_st
             assert content["why"] == ["the router is about to end"]
             during = asyncio.create_task(client.post(url + "/v1/completions", json=body))  # the balancer has not looked yet
             await until(lambda: len(engine.seen) == 2)
+            child.send_signal(signal.SIGTERM)
             refused = None
             for _ in range(1000):
                 try:

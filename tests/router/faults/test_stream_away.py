@@ -58,7 +58,8 @@ async def test_away_in_the_middle_records_wait_and_the_index_keeps_what_it_knew(
 
 
 @pytest.mark.kafka
-async def test_a_broker_that_is_not_there_at_all_costs_the_requests_nothing(kafka_may_fail):
+async def test_a_broker_that_is_not_there_at_all_costs_the_requests_nothing(kafka_may_fail, monkeypatch):
+    monkeypatch.setattr("router.app._FLUSH_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     async with (

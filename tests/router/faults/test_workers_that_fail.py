@@ -70,25 +70,22 @@ async def test_a_trial_that_fails_keeps_the_worker_out_and_costs_few_requests():
     async with fleet(**SILENT) as (r, (hung, _)):
         hung.gate = asyncio.Event()
         await statuses(r, 4)
-        until_s = asyncio.get_running_loop().time() + 1.0
-        answered = []
-        while asyncio.get_running_loop().time() < until_s:
+        began_s, answered = asyncio.get_running_loop().time(), []
+        while answered.count(504) < 3:
             answered += await statuses(r, 1)
             await asyncio.sleep(0.005)
-        trials = answered.count(504)
-        assert 1 <= trials == len(hung.seen) - 2 <= 10
-        assert answered.count(200) == len(answered) - trials
+        assert (answered.count(504), answered.count(200)) == (len(hung.seen) - 2, len(answered) - 3)
+        least_s = 0.5 * (0.2 + 0.4 + 0.4) + 3 * SILENT["first_byte_timeout_s"]
+        assert asyncio.get_running_loop().time() - began_s > 0.9 * least_s
         hung.gate.set()
         await until_up_again(r)
 
 
 async def test_a_slow_worker_is_not_a_dead_one():
-    async with fleet(health_every_s=0.02, health_timeout_s=0.3) as (r, (slow, _)):
-        slow.health_gate = asyncio.Event()  # its event loop has no time for that
-        until_s = asyncio.get_running_loop().time() + 1.5
-        while asyncio.get_running_loop().time() < until_s:
+    async with fleet(health_every_s=0.02, health_timeout_s=0.2) as (r, (slow, _)):
+        slow.health_gate, asked = asyncio.Event(), slow.asked_health  # its event loop has no time for that
+        while slow.asked_health < asked + 5:  # four were silent: more than a worker may be that answers nothing
             assert await statuses(r, 2) == [200] * 2
-        assert slow.asked_health > 3
         assert not pool_of(r).health.changes
         await until(lambda: state(r) == "unreachable")  # nothing is answered now, so silence counts
         slow.health_gate.set()
