@@ -146,7 +146,7 @@ class Admin:
         pool.health.up_at(now_s)
         return {
             "name": worker.name,
-            "url": worker.url,
+            "url": worker.address,
             "engine": worker.engine,
             "ranks": worker.ranks,
             "hardware": worker.hardware,

@@ -20,6 +20,7 @@ hardware = "h100"                   # any label; workers with the same one in a 
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
@@ -59,6 +60,11 @@ def _has_host_and_port(address: str, port_needed: bool = False) -> bool:
         return False
 
 
+def without_credentials(url: str) -> str:
+    """For logs and people: an engine's address may have a user and a password in it."""
+    return re.sub(r"//[^/]*@", "//", url)
+
+
 ZmqAddress = Annotated[str | None, BeforeValidator(_zmq_address)]
 
 
@@ -94,6 +100,11 @@ class Worker(_Part):
         None, min_length=1, max_length=100, description="label; workers of a pool with the same one are equally fast"
     )
 
+    @property
+    def address(self) -> str:
+        """Its url as it may be shown."""
+        return without_credentials(self.url)
+
     @model_validator(mode="before")
     @classmethod
     def _default_name(cls, data: object) -> object:
@@ -115,12 +126,17 @@ class Fleet(_Part):
         if len(set(models)) != len(models):
             raise ValueError(f"two pools serve the same model name, so a request could not tell which it means: {models}")
         seen = set()
+        at: dict[tuple[str, str], str] = {}
         for i, w in enumerate(self.workers):
             if w.pool not in pools:
                 raise ValueError(f"workers[{i}] ({w.name}) names the pool {w.pool!r}, which is not among the pools {pools}")
             if (w.pool, w.name) in seen:
                 raise ValueError(f"workers[{i}]: the pool {w.pool!r} has two workers named {w.name!r}")
             seen.add((w.pool, w.name))
+            if (other := at.setdefault((w.pool, w.url), w.name)) != w.name:
+                raise ValueError(
+                    f"workers[{i}]: the pool {w.pool!r} has {other!r} and {w.name!r} at one url, {w.address}; an engine is one worker"
+                )
         return self
 
     def pool(self, name: str) -> Pool:

@@ -24,8 +24,9 @@ engine that knows what it does: it gets nothing for as long as it says, at most 
 A slow worker is not a dead one: any first byte ends a row of failures, and a health check that was not answered in time does not count
 when a request was answered meanwhile.
 
-Rejected: to shut a process out until its /health answers, whatever it did. A hung scheduler answers /health, so it would be let in again
-at once, with all requests; and one whose /health is broken would be out for ever.
+Nothing but its own /health keeps a process out for ever: one whose health checks fail, or are silent while it is asked nothing, stays out
+until one answers (or nobody else is left). Rejected: to shut it out until its /health answers, whatever it did. A hung scheduler answers
+/health, so it would be let in again at once, with all requests.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import orjson
 from pydantic import ValidationError
 
 from schemas.discover import Discover
-from schemas.fleet import Worker
+from schemas.fleet import Worker, without_credentials
 from schemas.settings import explain
 
 _MOST_BYTES = 64 << 20
@@ -51,7 +51,7 @@ async def find(pool: str, discover: Discover) -> Found:
         raise NotFound(f"no answer for the name {discover.host} in {_RESOLVE_S:g} s") from None
     except OSError as e:
         raise NotFound(f"the name {discover.host} has no addresses: {e.strerror or e}") from e
-    return Found(_workers(pool, discover, _one_family({(str(info[4][0]), int(info[4][1])) for info in infos})))
+    return Found(_workers(pool, discover, _urls(discover, _one_family({(str(info[4][0]), int(info[4][1])) for info in infos}))))
 
 
 def _read(pool: str, discover: Discover) -> Found:
@@ -72,8 +72,8 @@ def _read(pool: str, discover: Discover) -> Found:
 
 def parse_endpoints(pool: str, discover: Discover, content: Any) -> Found:
     """content: the file's JSON. Raises NotFound that names the key."""
-    if isinstance(content, list) and len(content) <= MOST_WORKERS and all(isinstance(url, str) for url in content):
-        return Found(tuple(_worker(pool, discover, url) for url in dict.fromkeys(content)))
+    if isinstance(content, list) and all(isinstance(url, str) for url in content):
+        return Found(_workers(pool, discover, list(dict.fromkeys(content))))
     ready: set[tuple[str, int]] = set()
     ending: set[tuple[str, int]] = set()
     try:
@@ -82,9 +82,9 @@ def parse_endpoints(pool: str, discover: Discover, content: Any) -> Found:
                 (ready if is_ready else ending).add((host, port))
     except (KeyError, TypeError, AttributeError) as e:
         raise NotFound(f"is no list of urls, EndpointSlice or Endpoints as Kubernetes writes them ({type(e).__name__}: {e})") from e
-    all_of_them = _one_family(ready | ending)
-    about_to_go = [place for place in all_of_them if place not in ready]  # a pod may be in two slices while it moves
-    return Found(_workers(pool, discover, all_of_them), frozenset(w.name for w in _workers(pool, discover, about_to_go)))
+    all_of_them = _one_family(ready | ending)  # a pod may be in two slices while it moves
+    found = _workers(pool, discover, _urls(discover, all_of_them))
+    return Found(found, frozenset(w.name for w, place in zip(found, all_of_them, strict=True) if place not in ready))
 
 
 def _one_family(places: set[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -132,10 +132,14 @@ def _port(ports: list[dict[str, Any]], discover: Discover) -> int:
     return int(fitting[0]["port"])
 
 
-def _workers(pool: str, discover: Discover, places: list[tuple[str, int]]) -> tuple[Worker, ...]:
-    if len(places) > MOST_WORKERS:
-        raise NotFound(f"names {len(places)} workers; a pool may have {MOST_WORKERS}")
-    return tuple(_worker(pool, discover, f"{discover.scheme}://{f'[{h}]' if ':' in h else h}:{p}") for h, p in places)
+def _urls(discover: Discover, places: list[tuple[str, int]]) -> list[str]:
+    return [f"{discover.scheme}://{f'[{h}]' if ':' in h else h}:{p}" for h, p in places]
+
+
+def _workers(pool: str, discover: Discover, urls: list[str]) -> tuple[Worker, ...]:
+    if len(urls) > MOST_WORKERS:
+        raise NotFound(f"names {len(urls)} workers; a pool may have {MOST_WORKERS}")
+    return tuple(_worker(pool, discover, url) for url in urls)
 
 
 def _worker(pool: str, discover: Discover, url: str) -> Worker:
@@ -144,4 +148,4 @@ def _worker(pool: str, discover: Discover, url: str) -> Worker:
             {"pool": pool, "url": url, "engine": discover.engine, "ranks": discover.ranks, "hardware": discover.hardware}
         )
     except ValidationError as e:
-        raise NotFound(f"a worker {url!r} is wrong: {explain(e)}") from e
+        raise NotFound(f"a worker {without_credentials(url)!r} is wrong: {explain(e)}") from e

@@ -18,6 +18,7 @@ import numpy as np
 from router.policy.cost import Mask
 from router.workers.breaker import BACKING_OFF, FAILURES, UP, Breaker, BreakerRules
 from router.workers.targets import Target
+from schemas.fleet import without_credentials
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ class Health:
             worker = self._targets[numbers[0]].worker
             self.changes[worker, state] += 1
             level = logging.INFO if BACKING_OFF in (before, state) else logging.WARNING
-            log.log(level, "worker %s (%s) is %s, no longer %s: %s", worker, url, state, before, why)
+            log.log(level, "worker %s (%s) is %s, no longer %s: %s", worker, without_credentials(url), state, before, why)
             if before == UP and state != BACKING_OFF:
                 self.went_down(numbers)
         if breaker.pristine(now_s):

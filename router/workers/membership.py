@@ -89,7 +89,7 @@ class Membership:
         members = self._of(pool)
         for name, (other, _) in members.now.items():
             if name == worker.name or other.url == worker.url:
-                raise NotAllowed(f"`{'name' if name == worker.name else 'url'}`: the pool {pool} has {name} at {other.url} already")
+                raise NotAllowed(f"`{'name' if name == worker.name else 'url'}`: the pool {pool} has {name} at {other.address} already")
         was_removed = worker.name in members.removed
         members.removed.discard(worker.name)
         try:
@@ -181,13 +181,13 @@ class Membership:
             if name not in members.now:
                 members.drains.pop(name, None)
                 self.left += 1
-                self._tell(pool, name, f"at {worker.url} is taken out: {why or f'the {source} no longer names it'}")
+                self._tell(pool, name, f"at {worker.address} is taken out: {why or f'the {source} no longer names it'}")
         for name, (worker, source) in members.now.items():
             if name not in before:
                 self.joined += 1
-                self._tell(pool, name, f"at {worker.url} joins: {source}")
+                self._tell(pool, name, f"at {worker.address} joins: {source}")
             elif before[name][0] != worker:
-                self._tell(pool, name, f"is another one now, at {worker.url}: {source}")
+                self._tell(pool, name, f"is another one now, at {worker.address}: {source}")
         for name in members.drains:  # one with a new address drains on
             self._pools.by_name[pool].drain(name)
 

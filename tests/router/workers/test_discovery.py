@@ -112,7 +112,9 @@ def test_no_endpoints_is_a_word_too():
         (endpoint_slice(endpoint("10.0.0.1"), ports=[{"name": "a", "port": 1}, {"name": "b", "port": 2}]), r"a: 1, b: 2\): say which"),
         (endpoint_slice(endpoint("10.0.0.1"), ports=[{"name": "a"}]), "say which"),
         (endpoint_slice(*(endpoint(f"10.0.{n >> 8}.{n & 255}") for n in range(MOST_WORKERS + 1))), "1025 workers"),
+        ([f"http://x:{n}" for n in range(MOST_WORKERS + 1)], "1025 workers"),
         (endpoint_slice(endpoint("no host!")), "is wrong|must be"),
+        (["http://user:pass@gpu:99999"], r"a worker 'http://gpu:99999' is wrong"),
     ],
 )
 def test_what_makes_no_sense_is_said(content, says):

@@ -283,6 +283,19 @@ def test_more_workers_than_can_be_followed_change_nothing():
     assert pools.decide(pool, Prompt.unknown(10), set(), 2.0) is not None
 
 
+def test_an_engines_password_is_told_nobody(caplog):
+    caplog.set_level("INFO")
+    m, pools, written = member("a")
+    m.add("p", worker("x", "http://user:secret@x:1"), 1.0)
+    with pytest.raises(NotAllowed, match="has x at http://x:1 already"):
+        m.add("p", worker("x", "http://other:1"), 1.0)
+    pools.by_name["p"].health.refused(1)
+    m.remove("p", "x", 2.0)
+    assert len(written.changes) == 2
+    assert "at http://x:1 joins" in caplog.text
+    assert "secret" not in f"{caplog.text} {written.changes}"
+
+
 def test_a_pool_that_is_emptied_says_so_in_the_log(caplog):
     m, _, _ = member("a")
     m.from_file(fleet(), 1.0)
