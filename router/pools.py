@@ -440,6 +440,7 @@ class Pools:
     def hear_load(self, pool: PoolState, load: WorkerLoad, wall_s: float, now_s: float) -> None:
         """An engine's own load: others' requests show there. wall_s: unix seconds now; now_s: monotonic seconds now."""
         pool.newest_load[load.worker, load.rank] = load
+        pool.others.note(pool.load.in_flight, now_s)  # a router that decides little would hold what has ended for its own
         for t in pool.targets:
             if t.worker == load.worker and (t.rank is None or t.rank == load.rank) and pool.present[t.number]:
                 parts = [pool.newest_load.get((s.worker, s.rank)) for s in t.sources]

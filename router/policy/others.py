@@ -42,7 +42,7 @@ class OthersLoad:
         self._mean_prefill_s: float | None = None
 
     def note(self, in_flight: I64, now_s: float) -> None:
-        """Our own flights now; call it at each decision, and when a replica tells of one more."""
+        """Our own flights now; call it at each decision, when a replica tells of one more, and when readings come."""
         number = int(now_s / BUCKET_S)
         if self._buckets and self._buckets[-1][0] == number and len(self._buckets[-1][1]) == len(in_flight):
             np.maximum(self._buckets[-1][1], in_flight, out=self._buckets[-1][1])

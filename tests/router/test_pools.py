@@ -141,6 +141,21 @@ def test_requests_of_replicas_are_not_taken_for_others():
     assert pools.decide(pool, Prompt.unknown(100), set(), 10.2).now.in_flight.tolist() == [9, 0]
 
 
+def test_what_a_replica_has_ended_hides_no_others_from_a_router_that_decides_nothing():
+    pools = pools_of()
+    pool, heard, peer = pools.by_name["p"], Heard(pools, "own", "key", 3.5), Outbox(Sender("peer", "run", "key"))
+    flight = peer.reserve(("p", "w0", 0), 0.1, True, np.zeros(0, np.uint64), 2.0)
+    heard.hear(peer.news(), 9.0)
+    for second in range(10, 14):  # it runs, and the engine tells each second
+        pools.hear_load(pool, load_of("w0", 1.0), wall_s=1000.0, now_s=float(second))
+        assert pool.others.of(0, float(second)) == 0
+    peer.free(flight, kept=True)
+    heard.hear(peer.news(), 13.5)
+    for second in range(14, 17):  # somebody else's now
+        pools.hear_load(pool, load_of("w0", 1.0), wall_s=1000.0, now_s=float(second))
+    assert pool.others.of(0, 16.0) == 1
+
+
 def test_of_ranks_that_the_engine_chooses_the_load_is_the_sum_once_all_are_known():
     pools = pools_of(workers=1, ranks=2, engine="sglang")
     pool = pools.by_name["p"]

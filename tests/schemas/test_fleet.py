@@ -36,6 +36,7 @@ def test_defaults_are_sane(tmp_path):
         (GOOD + '[[pools]]\nname = "b"\nmodel = "coder"', "two pools serve the same model name"),
         (GOOD + "evnts = 1", r"setting `workers\[0\].evnts`: unknown"),
         (GOOD + '[[workers]]\npool = "coder"\nurl = "http://gpu-3:8000"', "two workers named 'gpu-3:8000'"),
+        (GOOD + '[[workers]]\npool = "coder"\nname = "dup"\nurl = "http://gpu-3:8000/"', r"has 'gpu-3:8000' and 'dup' at one url"),
         (GOOD + '[[pools]]\nname = "coder"', "two pools have the same name"),
         (GOOD.replace('name = "coder"', 'name = "a/b"'), r"setting `pools\[0\].name`"),
         ("[[", "is no TOML"),
