@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 
 _MOST_STRANGERS = 64
 """Workers and ranks that the index follows though they belong to no pool (yet, or any more)."""
+_MOST_MEMBERS = MAX_SLOTS - _MOST_STRANGERS
 
 
 class TooManyWorkers(ValueError):  # noqa: N818 - a value, named for what it is
@@ -111,8 +112,8 @@ class PoolState:
         blocks. Returns the index slots of those who are gone, which are the caller's to release. Raises TooManyWorkers, and then nothing
         has changed. now_s: monotonic seconds."""
         wanted = targets_of(self._spec, workers, self._choose_rank)
-        if len({s for t in wanted for s in t.sources} - self.sources.keys()) > MAX_SLOTS - len(self._index.slots):
-            raise TooManyWorkers(f"the router follows at most {MAX_SLOTS} workers and ranks of all pools, those lately gone among them")
+        if len({s for t in wanted for s in t.sources} - self.sources.keys()) > _MOST_MEMBERS - len(self._index.slots):
+            raise TooManyWorkers(f"the router follows at most {_MOST_MEMBERS} workers and ranks of all pools, those lately gone among them")
         before, since_s = self.targets, now_s if self.present.any() else -math.inf
         self.targets, present = renumbered(self.targets, self.present.tolist(), wanted, lambda n: not self.load.in_flight[n])
         joined = [t.number for t in self.targets if t.number >= len(before) or t is not before[t.number]]

@@ -89,7 +89,7 @@ class FeedSink:
                 loop.call_soon(self.take, news, loop, done)
                 return
         for load in news.loads:
-            self._apply_load(load)
+            self._apply_load_whatever_happens(load)
         if news.fresh_s is not None:
             self._pools.index.fresh_s = news.fresh_s
         if news.level_s is not None:
@@ -106,6 +106,13 @@ class FeedSink:
             log.exception("a KV batch of %s could not be applied: nothing that it holds is believed until its events go on", batch.source)
             self._pools.index.distrust(batch.source)
 
+    def _apply_load_whatever_happens(self, load: WorkerLoad) -> None:
+        try:
+            self._apply_load(load)
+        except Exception:
+            self.stumbles += 1
+            log.exception("a load of %s/%s/%d could not be applied", load.pool, load.worker, load.rank)
+
     def apply(self, batch: KvBatch) -> None:
         pool = self._pools.by_name.get(batch.source.pool)
         if pool is None or not self._known(batch.source):
@@ -113,7 +120,7 @@ class FeedSink:
             return
         self._pools.index.apply(batch, self._clock())
         block_size = self._pools.index.slot(batch.source).block_size
-        if block_size is not None:
+        if block_size is not None and batch.source in pool.sources:  # what a stranger cuts is no word about the pool
             pool.learn_block_size(block_size)
 
     def _apply_load(self, load: WorkerLoad) -> None:
@@ -125,7 +132,7 @@ class FeedSink:
         self._pools.index.hear(source, self._clock())
         self._pools.hear_key(source, load.bridge.key_id)
         self._pools.hear_load(pool, load, time.time(), self._clock())
-        if load.block_size is not None and pool.block_size is None:
+        if load.block_size is not None and pool.block_size is None and source in pool.sources:
             pool.learn_block_size(load.block_size)
 
     def _known(self, source: WorkerId) -> bool:

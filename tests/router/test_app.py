@@ -158,7 +158,7 @@ def test_more_workers_than_can_be_followed_stop_the_start(tmp_path):
     bad.fleet.write_text(
         bad.fleet.read_text() + "".join(f'[[workers]]\npool = "tiny"\nurl = "http://x{i}:1"\nranks = 1024\n' for i in range(4))
     )
-    with pytest.raises(SettingsError, match=r"fleet\.toml: the router follows at most 4095 workers and ranks"):
+    with pytest.raises(SettingsError, match=r"fleet\.toml: the router follows at most 4031 workers and ranks"):
         run(bad)
 
 

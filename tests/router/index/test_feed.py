@@ -18,6 +18,7 @@ from schemas.kv_events import COMPLETE, EVENT, FIRST, LAST, Kind, KvBatch, Worke
 from schemas.stream.base import Slice, StoredRecord
 from schemas.stream.memory import MemoryHub
 from schemas.topics import KV_EVENTS, WORKER_LOAD
+from schemas.workers import WorkerLoad
 from tests.router.fake_engine import FakeEngine
 from tests.router.running import KEY, UrlHub, load_record, running, until
 
@@ -230,6 +231,39 @@ async def test_a_batch_that_cannot_be_applied_costs_its_worker_and_not_the_feed(
         assert (r.router.feed._sink.stumbles, trust_of(r, "w0"), trust_of(r, "w1")) == (1, BLIND, EXACT)
         await r.tell("w0", (Kind.STORED, chain, 0))
         assert trust_of(r, "w0") == DEGRADED
+
+
+def a_batch(worker, block_size):
+    rows = [(Kind.EPOCH_STARTED, 0, 0, 0, 0, 0.0, 0, 0, COMPLETE), (Kind.STORED, 0, 0, 1, 0, 0.0, 0, block_size, 0)]
+    return KvBatch(WorkerId("tiny", worker, 0), 1, 0, 0, 0.0, 0.0, np.array(rows, EVENT), np.array([1], np.uint64))
+
+
+def sink_of_one_worker():
+    fleet = Fleet(pools=(Pool(name="tiny"),), workers=(Worker(pool="tiny", name="w0", url="http://w0:1"),))
+    pools = Pools(fleet, {}, "cost", Coefficients(), KEY, TrustRules(10.0, 60.0), random.Random(1))
+    return pools, FeedSink(pools, lambda: 1.0)
+
+
+def test_a_worker_that_belongs_to_no_pool_has_no_word_about_the_pools_block_size():
+    pools, sink = sink_of_one_worker()
+    pool = pools.by_name["tiny"]
+    pool.learn_block_size(16)  # from the engine's metrics: its workers send no events
+    sink.apply(a_batch("gone", 64))
+    assert (pool.block_size, pool.block_size_conflicts) == (16, 0)
+    sink.apply(a_batch("w0", 32))
+    assert pool.block_size == 32
+
+
+def test_a_load_that_cannot_be_applied_does_not_end_the_feed(monkeypatch):
+    pools, sink = sink_of_one_worker()
+
+    def breaks(*_):
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(pools, "hear_load", breaks)
+    done = []
+    sink.take(News(loads=[WorkerLoad.model_validate_json(load_record("w0"))]), None, lambda: done.append(1))
+    assert (done, sink.stumbles) == ([1], 1)
 
 
 async def test_an_index_behind_the_stream_is_trusted_no_more_than_its_age_allows():

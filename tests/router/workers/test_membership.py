@@ -271,7 +271,7 @@ def test_more_workers_than_can_be_followed_change_nothing():
         lambda: m.from_file(Fleet(pools=(Pool(name="p"),), workers=tuple(worker(f"x{i}", ranks=1024) for i in range(4))), 1.0),
         lambda: m.found("p", [worker(f"x{i}", ranks=1024) for i in range(4)], frozenset(), 1.0),
     ):
-        with pytest.raises(TooManyWorkers, match="at most 4095"):
+        with pytest.raises(TooManyWorkers, match="at most 4031"):
             ask()
     for i in range(3):
         m.add("p", worker(f"y{i}", ranks=1024), 2.0)
