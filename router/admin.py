@@ -158,6 +158,7 @@ class Admin:
 
     def _add(self, body: bytes) -> None:
         """Raises ValueError that names the key and says what would be right."""
+        _asked(body, *Worker.model_fields)
         try:
             worker = Worker.model_validate(orjson.loads(body))
         except ValidationError as e:

@@ -37,7 +37,7 @@ from router.access.upstream_key import upstream_credentials
 from router.admin import Admin
 from router.ending import Ending
 from router.endpoints import ENDPOINTS
-from router.http.asgi import Receive, Scope, Send, header, respond, respond_json
+from router.http.asgi import Receive, Scope, Send, header_bytes, respond, respond_json
 from router.http.server import Limits, Server
 from router.http.upstream import Timeouts, Upstream, client_tls
 from router.index.approximate import ApproximateIndex
@@ -86,11 +86,12 @@ def run(settings: RouterSettings) -> int:
         listen("127.0.0.1", settings.admin_port, "admin_port") as admin_listener,
     ):
         settings.key()
-        warm_up()
         try:
             router = Router(settings, fleet, tokenizers, stream, fleet_file=settings.fleet)
         except TooManyWorkers as e:
             raise SettingsError(f"fleet file {settings.fleet}: {e}") from e
+        log.info("loading kernels; on a new machine they are compiled first, for half a minute or so")
+        warm_up()  # last, so that what is wrong in settings and files is told at once
         _calm_collector()
         uvloop.run(_serve(router, listener, admin_listener))
     return 0
@@ -142,13 +143,15 @@ async def _serve_until_it_ends(
         await server.start(listener)
         print(f"READY router={at} admin={admin_at}", flush=True)
         await router.ending.wait()
+        log.info("no new connections are taken; %d requests may end within %g s", len(server.tasks), router.settings.drain_s)
         draining = asyncio.create_task(server.drain(router.settings.drain_s))
         hurry = asyncio.create_task(router.ending.hurry.wait())
         await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         if router.ending.hurry.is_set():
             server.cut_off()
-        await draining
+        cut = await draining
+        log.info("all requests have ended, %d of them cut off" if cut else "all requests have ended", *([cut] if cut else []))
     finally:
         await admin.drain(0)
         await router.stop()
@@ -215,7 +218,6 @@ class Router:
         self.replicas = link_of(settings, self.pools, clock)
         if self.replicas is not None:
             self.metrics.registry.register(ReplicasCollector(self.replicas))
-        self._started_s = clock()
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -231,9 +233,11 @@ class Router:
         """The router's own, not started yet."""
         s = self.settings
         limits = Limits(s.max_head_bytes, s.max_headers, request_s=s.client_timeout_s, stall_s=s.client_timeout_s)
-        return Server(self, limits, None if self.certificate is None else self.certificate.context)
+        tls = None if self.certificate is None else self.certificate.context
+        return Server(self, limits, tls, on_refusal=lambda status: self.metrics.rejected(status, "http"))
 
     async def start(self) -> None:
+        self._started_s = self._clock()
         self._session = client_session(self._credentials)
         self._upstream.start()
         self._prompts = PromptReader(
@@ -283,10 +287,11 @@ class Router:
             finally:
                 visit.leave()
         except Refused as refused:  # always before the head of an answer
+            self.metrics.rejected(refused.status, refused.reason)
             headers = refused.answer_headers()
-            given = header(scope, b"x-request-id")
+            given = header_bytes(scope["headers"], b"x-request-id")
             if given is not None and all(name != b"x-request-id" for name, _ in headers):
-                headers.append((b"x-request-id", given.encode()))
+                headers.append((b"x-request-id", given))
             await respond_json(send, refused.status, refused.content(scope["path"]), headers)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 from collections.abc import Callable, Iterator
+
+log = logging.getLogger(__name__)
 
 
 class Ending:
@@ -31,6 +34,7 @@ class Ending:
 
     def ask(self, at_once: bool = False) -> None:
         """What a signal does."""
+        log.info("asked to end" + ("" if not self.leaving else ", again"))
         if self._over.is_set():
             self.hurry.set()
         elif self.leaving or at_once or not self._delay_s:

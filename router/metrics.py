@@ -54,6 +54,23 @@ class RouterMetrics:
         self._failed = _children(
             Counter("warmwatch_router_attempts_failed", "Dispatches that failed before the first byte", ["pool", "worker"], registry=r)
         )
+        self._broken = _children(
+            Counter(
+                "warmwatch_router_broken_answers",
+                "Answers that a worker broke off (upstream) or left off (timeout) within; such a request counts by its status all the same",
+                ["pool", "worker", "reason"],
+                registry=r,
+            )
+        )
+        self._rejected = _children(
+            Counter(
+                "warmwatch_router_rejected",
+                "Requests that the router refused itself: by their form as HTTP (http), their body, their model's name, or a reason of "
+                "warmwatch_router_refused. Those over a key's tokens are in warmwatch_router_requests too; all others have no pool",
+                ["status", "reason"],
+                registry=r,
+            )
+        )
         self._ttft = _children(
             Histogram(
                 "warmwatch_router_ttft_seconds",
@@ -108,6 +125,13 @@ class RouterMetrics:
     def attempt_failed(self, pool: str, worker: str) -> None:
         self._failed(pool, worker).inc()
 
+    def broke_off(self, pool: str, worker: str, reason: str) -> None:
+        self._broken(pool, worker, reason).inc()
+
+    def rejected(self, status: int, reason: str) -> None:
+        """reason: one of a small set, never what a client sent."""
+        self._rejected(str(status), reason).inc()
+
     def first_token(self, pool: str, worker: str, ttft_s: float) -> None:
         self._ttft(pool, worker).observe(ttft_s)
 
@@ -140,7 +164,12 @@ class StateCollector(Collector):
 
     def _workers(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("warmwatch_router_worker_up", "1: answers", labels=["pool", "worker", "rank"])
-        flight = GaugeMetricFamily("warmwatch_router_in_flight", "Requests on their way", labels=["pool", "worker", "rank"])
+        flight = GaugeMetricFamily("warmwatch_router_in_flight", "This router's requests on their way", labels=["pool", "worker", "rank"])
+        elsewhere = GaugeMetricFamily(
+            "warmwatch_router_replicas_in_flight",
+            "Requests on their way from this router's replicas, as they tell",
+            labels=["pool", "worker", "rank"],
+        )
         trust = GaugeMetricFamily(
             "warmwatch_router_worker_trust",
             "Trust in the worker's index: 1 exact, 0.5 degraded, 0 blind",
@@ -157,7 +186,8 @@ class StateCollector(Collector):
             for t in pool.here():
                 labels = [pool.name, t.worker, "any" if t.rank is None else str(t.rank)]
                 up.add_metric(labels, float(pool.health.up[t.number]))
-                flight.add_metric(labels, float(pool.load.in_flight[t.number]))
+                flight.add_metric(labels, float(pool.load.in_flight[t.number] - pool.load.of_replicas[t.number]))
+                elsewhere.add_metric(labels, float(pool.load.of_replicas[t.number]))
                 trust.add_metric(labels, float(codes[t.number]) / EXACT)
                 other_key.add_metric(labels, float(self._pools.has_other_key(pool, t.number)))
                 held.add_metric(labels, float(sum(self._pools.index.held_blocks(s.number) for s in pool.slots_of(t.number))))
@@ -168,7 +198,7 @@ class StateCollector(Collector):
         )
         for pool in self._pools:
             conflicts.add_metric([pool.name], float(pool.block_size_conflicts))
-        yield from (up, flight, trust, other_key, held, conflicts)
+        yield from (up, flight, elsewhere, trust, other_key, held, conflicts)
 
     def _index(self) -> Iterator[Metric]:
         index = self._pools.index

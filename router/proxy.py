@@ -23,7 +23,7 @@ from router.access.gate import visit_of
 from router.access.refusal import Refused
 from router.access.upstream_key import UpstreamCredentials
 from router.booking import Booking, Replicas
-from router.endpoints import ENDPOINTS, RESPONSES, broken_off, own_error, stored_response
+from router.endpoints import ENDPOINTS, RESPONSES, brings_token, broken_off, own_error, stored_response
 from router.exchange import Exchange
 from router.http.asgi import (
     CLIENT,
@@ -36,9 +36,11 @@ from router.http.asgi import (
     forwarded_request_headers,
     forwarded_response_headers,
     header,
+    header_bytes,
     header_lines,
     read_body,
     respond_json,
+    text_of,
     value_of,
 )
 from router.http.server import Call
@@ -112,13 +114,16 @@ class Proxy:
         except ClientLeft:
             return None
         except BodyTooLarge:
+            self._metrics.rejected(413, "body")
             text = f"the body is over {self._settings.max_body_bytes} bytes (setting max_body_bytes)"
             return await respond_json(send, 413, own_error(scope["path"], 413, text), ids)
         except ValueError as e:
+            self._metrics.rejected(400, "body")
             return await respond_json(send, 400, own_error(scope["path"], 400, f"the body must be a JSON object: {e}"), ids)
         model, visit = content.get("model"), visit_of(scope)
         found = self._pools.for_model(model if isinstance(model, str) else None)
         if found is None:
+            self._metrics.rejected(404, "model_name")
             valid = sorted(p.model for p in self._pools if visit.may_use(p.model))
             text = f"The model `{model}` does not exist. Valid models: {', '.join(valid)}."
             return await respond_json(send, 404, own_error(scope["path"], 404, text, "model"), ids)
@@ -165,12 +170,13 @@ class Proxy:
     async def pass_through(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Any other path: to a worker of the first pool (or of the model that the body names), by load alone. Not recorded."""
         request_id = header(scope, b"x-request-id") or new_id()
-        ids = [(b"x-request-id", request_id.encode())]
+        ids = [(b"x-request-id", header_bytes(scope["headers"], b"x-request-id") or request_id.encode())]
         try:
             body = await read_body(receive, self._settings.max_body_bytes)
         except ClientLeft:
             return
         except BodyTooLarge:
+            self._metrics.rejected(413, "body")
             await respond_json(send, 413, own_error(scope["path"], 413, "the body is too large"), ids)
             return
         stored = stored_response(scope["path"])
@@ -243,6 +249,8 @@ class Proxy:
                 trouble = e
                 exchange.error = e.kind
                 if exchange.answering:
+                    self._metrics.broke_off(pool.name, decided.target.worker, e.kind)
+                    log.warning("request %r: worker %s did not end its answer: %s", exchange.request_id, decided.target.worker, e)
                     return
                 self._metrics.attempt_failed(pool.name, decided.target.worker)
                 after_s = time.monotonic() - (exchange.dispatched_s or exchange.started_s)
@@ -316,7 +324,7 @@ class Proxy:
             raise UpstreamTrouble("timeout", str(e), retry=False) from e
         except UpstreamError as e:
             health.broke(target.number)
-            raise UpstreamTrouble("upstream", f"{type(e).__name__}: {e}", retry=True) from e
+            raise UpstreamTrouble("upstream", str(e), retry=True) from e
         if answer.status >= 400:
             health.failed(target.number, answer.status, retry_after_s(value_of(answer.headers, b"retry-after")))
             if self._goes_on(exchange, decided, answer.status):
@@ -344,7 +352,7 @@ class Proxy:
             nonlocal awaits_token
             if not exchange.answering:
                 begin()
-            if awaits_token and (chunk.startswith(b"data:") or b"\ndata:" in chunk):  # a comment is no content
+            if awaits_token and brings_token(exchange.path, chunk):
                 awaits_token = False
                 now_s = time.monotonic()
                 exchange.ttft_s = now_s - (exchange.dispatched_s or now_s)
@@ -370,13 +378,14 @@ class Proxy:
             kind = "timeout" if isinstance(e, FirstByteTimeout | IdleTimeout) else "upstream"
             if not exchange.answering:
                 health.broke(target.number)
-                raise UpstreamTrouble(kind, f"{type(e).__name__}: {e}", retry=kind != "timeout") from e
+                raise UpstreamTrouble(kind, str(e), retry=kind != "timeout") from e
             if streams:  # say it in the stream; otherwise the connection ends short of its length
-                client.write(broken_off(exchange.path, f"the worker's answer broke off: {type(e).__name__}"))
+                how = "fell silent within its answer" if kind == "timeout" else "broke its answer off"
+                client.write(broken_off(exchange.path, f"the worker {how}"))
                 client.end()
             else:
                 client.abort()
-            raise UpstreamTrouble(kind, f"{type(e).__name__}: {e}", retry=False) from e
+            raise UpstreamTrouble(kind, str(e), retry=False) from e
         if seen is not None and answer.status == 200:
             exchange.usage = seen.usage()
             if exchange.path == RESPONSES:
@@ -403,9 +412,9 @@ class Proxy:
 
     def _identify(self, scope: Scope) -> tuple[str, RawHeaders]:
         """The id of the records, and the headers that tell the client's own (or the new one, where it gave none) and the recorded one."""
-        given = header(scope, b"x-request-id")
-        recorded = self._ids.take(given)
-        headers = [(b"x-request-id", (given or recorded).encode())]
+        given = header_bytes(scope["headers"], b"x-request-id")
+        recorded = self._ids.take(None if given is None else text_of(given))
+        headers = [(b"x-request-id", given or recorded.encode())]
         if "request-id" in self._told:
             headers.append((b"x-warmwatch-request-id", recorded.encode()))
         return recorded, headers

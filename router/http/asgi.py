@@ -33,7 +33,11 @@ _END_TO_END = frozenset((b"content-length", b"content-type", b"content-encoding"
 _NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"x-request-id"}
 _NONE_NAMED: frozenset[bytes] = frozenset()
 _NO_NAMES = frozenset((b"keep-alive", b"Keep-Alive", b"close"))
-_ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError", 413: "RequestTooLarge", 500: "InternalServerError", 503: "ServiceUnavailable"}
+_ERROR_TYPES = {
+    400: "BadRequestError", 401: "AuthenticationError", 403: "PermissionDeniedError", 404: "NotFoundError", 405: "MethodNotAllowed",
+    408: "RequestTimeout", 413: "RequestTooLarge", 417: "ExpectationFailed", 429: "RateLimitError", 431: "RequestHeaderFieldsTooLarge",
+    500: "InternalServerError", 503: "ServiceUnavailable", 505: "HTTPVersionNotSupported",
+}  # fmt: skip
 
 
 class BodyTooLarge(Exception):  # noqa: N818 - a value, named for what it is
@@ -91,9 +95,15 @@ def text_of(value: bytes) -> str:
 
 def header(scope: Scope, name: bytes) -> str | None:
     """A request header's value; names in ASGI are lower case."""
-    for key, value in scope["headers"]:
+    value = header_bytes(scope["headers"], name)
+    return None if value is None else text_of(value)
+
+
+def header_bytes(headers: RawHeaders, name: bytes) -> bytes | None:
+    """A request header's value as it came. None: there is none, or it is empty."""
+    for key, value in headers:
         if key == name:
-            return text_of(value) or None
+            return value or None
     return None
 
 

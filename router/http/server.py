@@ -39,7 +39,7 @@ from urllib.parse import unquote
 import httptools
 import orjson
 
-from router.http.asgi import CLIENT, Message, RawHeaders, Receive, Scope, Send, error_object
+from router.http.asgi import CLIENT, Message, RawHeaders, Receive, Scope, Send, error_object, header_bytes
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +86,15 @@ class Source(Protocol):
 class Server:
     """Listens until drain(). The loop's own thread only."""
 
-    def __init__(self, application: Application, limits: Limits | None = None, tls: ssl.SSLContext | None = None) -> None:
-        self.application, self.limits, self._tls = application, limits or Limits(), tls
+    def __init__(
+        self,
+        application: Application,
+        limits: Limits | None = None,
+        tls: ssl.SSLContext | None = None,
+        on_refusal: Callable[[int], None] = lambda status: None,
+    ) -> None:
+        """on_refusal: told the status of each answer that the application knows nothing of."""
+        self.application, self.limits, self._tls, self.on_refusal = application, limits or Limits(), tls, on_refusal
         self.connections: set[_Connection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.draining = False
@@ -348,6 +355,7 @@ class _Connection(asyncio.Protocol):
         self.write_paused_s: float | None = None
         self._since_s = self._loop.time()  # of the request that comes now, or idle
         self._in_head = self._closing = False
+        self._headers: RawHeaders = []  # of the request that comes now, as far as they have come
         self._reading = True
         self._head_bytes = self._unparsed_bytes = 0
 
@@ -443,7 +451,7 @@ class _Connection(asyncio.Protocol):
         if self._closing:
             raise _Refused(400, "a request after the last one")
         self._url = b""
-        self._headers: RawHeaders = []
+        self._headers = []
         self._expects = False
         self._head_bytes = 0
         self._since_s = self._loop.time()
@@ -513,6 +521,7 @@ class _Connection(asyncio.Protocol):
         call, self._body_of = self._body_of, None
         self._unparsed_bytes = 0
         self._in_head = False
+        self._headers = []
         if call is not None:
             call.body_ended()
             if not call.keeps_alive:
@@ -630,8 +639,10 @@ class _Connection(asyncio.Protocol):
     def _tell_refusal(self) -> None:
         assert self._refusal is not None
         status, text = self._refusal
-        body = _error_body(status, text)
-        headers = b"".join(b"%b: %b\r\n" % pair for pair in _headers_of_error(body))
+        self.server.on_refusal(status)
+        body, given = _error_body(status, text), header_bytes(self._headers, b"x-request-id")
+        told = _headers_of_error(body) + ([] if given is None else [(b"x-request-id", given)])
+        headers = b"".join(b"%b: %b\r\n" % pair for pair in told)
         self.write(_STATUS_LINES[status] + headers + b"connection: close\r\n\r\n" + body)
         self._close_after_answer(whole=False)
 

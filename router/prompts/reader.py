@@ -146,7 +146,7 @@ class PromptReader:
         except UnsupportedPrompt as e:
             reason = str(e)
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as e:  # fields of a wrong type, for the engine to refuse
-            reason = f"the body is not of the endpoint's form: {type(e).__name__}"
+            reason = "the body is not of the endpoint's form"
             log.debug("prompt not read: %s", e)
         return self._by_text(pool, mode, asked, body, body_bytes, lora, reason, skipped, started)
 

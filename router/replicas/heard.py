@@ -16,12 +16,15 @@ Memory is bounded by replicas times flights. Pure but for the pools it books in;
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from router.policy.cost import Mask
 from router.pools import Pools, PoolState
 from router.replicas.messages import Event, FirstToken, Freed, Message, Place, Reserved, Underway
 from router.workers.load import Flight
+
+log = logging.getLogger(__name__)
 
 MAX_REPLICAS = 64
 MAX_FLIGHTS_EACH = 50_000
@@ -93,10 +96,12 @@ class Heard:
                 self.counts.refused += not message.bye
                 return
             replica = self._replicas[message.run] = _Replica(message.sender, message.seq - 1, now_s)
+            log.info("replica %r is there", replica.name)
         self.counts.messages += 1
         self.counts.gaps += max(0, message.seq - replica.seq - 1)
         replica.seq, replica.heard_s = message.seq, now_s
         if message.bye:
+            log.info("replica %r ends", replica.name)
             self._end(message.run, now_s)
             return
         for event in message.events:
@@ -108,6 +113,8 @@ class Heard:
         """Ends who was silent for too long."""
         for run in [r for r, replica in self._replicas.items() if now_s - replica.heard_s > self._silence_s]:
             self.counts.silent += 1
+            gone = self._replicas[run]
+            log.warning("replica %r is silent and given up, with %d requests of its", gone.name, len(gone.booked))
             self._end(run, now_s)
 
     def end_all(self, now_s: float) -> None:
@@ -175,7 +182,7 @@ class Heard:
         if pool is None or number is None:
             self.counts.unknown_targets += 1
             return _Booked(None, None, [])
-        flight = pool.load.admit(number, prefill_s, streams, now_s)
+        flight = pool.load.admit(number, prefill_s, streams, now_s, of_replica=True)
         pool.others.note(pool.load.in_flight, now_s)  # else an engine's own load that has it would be taken for others'
         return _Booked(pool, flight, [])
 

@@ -25,6 +25,7 @@ class Flight:
     target: int
     prefill_s: float
     streams: bool
+    of_replica: bool = False
     waiting: bool = True
     released: bool = False
 
@@ -35,6 +36,8 @@ class PoolLoad:
     def __init__(self, targets: int) -> None:
         self.in_flight: I64 = np.zeros(targets, np.int64)
         self.decoding: I64 = np.zeros(targets, np.int64)
+        self.of_replicas: I64 = np.zeros(targets, np.int64)
+        """Those of in_flight that other replicas have sent."""
         self._waiting_s: F64 = np.zeros(targets)
         self._oldest_since: F64 = np.zeros(targets)
         self._oldest_s: F64 = np.zeros(targets)
@@ -46,15 +49,18 @@ class PoolLoad:
         more = targets - len(self.in_flight)
         if more <= 0:
             return
-        self.in_flight, self.decoding = (np.concatenate([a, np.zeros(more, np.int64)]) for a in (self.in_flight, self.decoding))
+        self.in_flight, self.decoding, self.of_replicas = (
+            np.concatenate([a, np.zeros(more, np.int64)]) for a in (self.in_flight, self.decoding, self.of_replicas)
+        )
         self._waiting_s, self._oldest_since, self._oldest_s = (
             np.concatenate([a, np.zeros(more)]) for a in (self._waiting_s, self._oldest_since, self._oldest_s)
         )
         self._waiting += [{} for _ in range(more)]
 
-    def admit(self, target: int, prefill_s: float, streams: bool, now_s: float) -> Flight:
-        flight = Flight(target, prefill_s, streams)
+    def admit(self, target: int, prefill_s: float, streams: bool, now_s: float, of_replica: bool = False) -> Flight:
+        flight = Flight(target, prefill_s, streams, of_replica)
         self.in_flight[target] += 1
+        self.of_replicas[target] += of_replica
         self._waiting[target][flight] = None
         self._waiting_s[target] += prefill_s
         self._unstreamed += not streams
@@ -76,6 +82,7 @@ class PoolLoad:
             self.decoding[flight.target] -= 1
         flight.released = True
         self.in_flight[flight.target] -= 1
+        self.of_replicas[flight.target] -= flight.of_replica
 
     def queue_s(self, now_s: float) -> F64:
         """Predicted wait for a new request's prefill, shape (targets,)."""

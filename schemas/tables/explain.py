@@ -7,6 +7,7 @@ request's own time: segments whose times lie elsewhere are passed over.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,8 @@ from schemas.tables.published import ATTEMPTS, CANDIDATES, SHADOWS
 from schemas.tables.read import FILE_NAME, PublishedError, cursor, open_published
 
 EXIT_TROUBLE = 1
+_ID_OF_ANSWER = re.compile(r"^(chatcmpl-|cmpl-|resp_)")
+"""What engines put before the id of a request to make that of its answer."""
 NEAR, NEWEST_LOOKED_AT, ALIKE = 5, 100_000, 0.85
 CHANGES = 3
 CHANGES_BEFORE = timedelta(hours=1)
@@ -33,7 +36,7 @@ DECISIONS_WITHIN = timedelta(hours=1)
 class ExplainSettings(Settings):
     """Tells all that is known of one request: warmwatch explain chatcmpl-123, or warmwatch explain --last
 
-    The id is the one that the answer carried as x-warmwatch-request-id."""
+    The id is the one that the answer carried as x-warmwatch-request-id, or the answer's own that the engine made of it."""
 
     model_config = SettingsConfigDict(cli_shortcuts={"as_json": "json", "as-json": "json"})
     command: ClassVar[str] = "explain"
@@ -79,7 +82,9 @@ def facts_of(at: duckdb.DuckDBPyConnection, request_id: str | None, now: datetim
     if request_id is None:
         found = _rows(at, "SELECT * FROM requests ORDER BY coalesce(started_at, ended_at) DESC NULLS LAST LIMIT 1")
     else:
-        found = _rows(at, "SELECT * FROM requests WHERE request_id = ? OR starts_with(request_id, ? || '~')", request_id, request_id)
+        found = _named(at, request_id)
+        if not found and (by_part := _named(at, _ID_OF_ANSWER.sub("", request_id))):
+            found, request_id = by_part, _ID_OF_ANSWER.sub("", request_id)
     request = next((r for r in found if request_id in (None, r["request_id"])), None)
     if request is None:
         raise NoSuchRequest(_missing(at, request_id, now))
@@ -146,7 +151,7 @@ def _missing(at: duckdb.DuckDBPyConnection, request_id: str | None, now: datetim
     oldest, newest = (f"{about[x]:%Y-%m-%d %H:%M:%S}" if about[x] else "an unknown time" for x in ("oldest", "newest"))
     lines = [
         f"there is no request {request_id!r} in the published database ({written}).",
-        f"It holds {about['n']} requests, from {oldest} to {newest} UTC: older ones have been dropped "
+        f"It holds {about['n']} requests, from {oldest} to {newest} UTC: older ones may have been dropped "
         "(settings keep_s, keep_bytes of the collector), and a new one appears about a second after its "
         "dispatch. Requests that the router refused before it chose a pool are not recorded.",
     ]
@@ -163,6 +168,10 @@ def _missing(at: duckdb.DuckDBPyConnection, request_id: str | None, now: datetim
     if near:
         lines.append(f"Near it: {', '.join(r['request_id'] for r in near)}.")
     return "\n".join(lines)
+
+
+def _named(at: duckdb.DuckDBPyConnection, request_id: str) -> list[Row]:
+    return _rows(at, "SELECT * FROM requests WHERE request_id = ? OR starts_with(request_id, ? || '~')", request_id, request_id)
 
 
 def _rows(at: duckdb.DuckDBPyConnection, sql: str, *values: object) -> list[Row]:

@@ -25,6 +25,11 @@ _SOURCES = {
     "text": "approximated from the characters of the prompt, so overlap is a guess from what this router sent before",
     "none": "not counted: its prefix was unknown, so only load decided",
 }
+_CUT = {
+    "upstream": "the worker broke its answer off",
+    "timeout": "the worker fell silent within its answer",
+    "shutdown": "the router's end cut it off",
+}
 _TRUST = {
     "degraded": "its events were not complete or not fresh, so what it held counted less",
     "blind": "nothing certain was known of its cache, so what it held counted nothing",
@@ -237,6 +242,8 @@ def _outcome(facts: Facts, now: datetime) -> list[str]:
         return ["Outcome", f"  In flight{since}: no outcome yet."]
     status = "the client left before an answer" if r.get("status") is None else f"HTTP {r['status']}"
     error = f", {_safe(r['error'])}" if r.get("error") else ""
+    if r.get("status") is not None and r["status"] < 400 and r.get("error") in _CUT:
+        error = f", then {_CUT[r['error']]}"
     lines = [f"Outcome: {status}{error}"]
     times = []
     if r.get("ttft_s") is not None:
