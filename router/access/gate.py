@@ -144,16 +144,18 @@ class Gate:
         return refused
 
     async def follow(self, every_s: float = 1.0) -> None:
-        """Until cancelled: looks whether the keys file changed, and takes it over."""
+        """Until cancelled: looks whether the keys file changed, and takes it over. One that could not be used is tried again: perhaps only
+        its rights were wrong, and a key that was taken out must not live on."""
         while True:
             await asyncio.sleep(every_s)
-            if self._file is None or not self._watched.changed():
+            if self._file is None or not (self._watched.changed() or self.trouble is not None):
                 continue
             try:
                 keyring = await asyncio.to_thread(load_keys, self._file)
             except Exception as e:  # the top of this task's loop: whatever the file holds, the old keys stay
-                self.trouble = f"the keys that were read before hold, for the file is not to be used: {e}"
-                log.error("%s", self.trouble)
+                before, self.trouble = self.trouble, f"the keys that were read before hold, for the file is not to be used: {e}"
+                if self.trouble != before:
+                    log.error("%s", self.trouble)
                 continue
             self._take_over(keyring)
 

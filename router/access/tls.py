@@ -1,7 +1,8 @@
-"""TLS of the router's own port: one context for the process, whose certificate can be renewed while it serves.
+"""TLS of the router's own port, whose certificate can be renewed while it serves.
 
-A certificate that was replaced on disk is tried on a context of its own first, since a certificate and a key that do not belong together
-would leave the serving one without either. Connections that stand keep what they were opened with; new ones get the new certificate.
+A certificate that was replaced on disk gets a context of its own, to which the listening one hands each new connection. Rejected: loading
+it into the listening context, which keeps one certificate of each kind of key (one renewed from ECDSA to RSA would never be shown), and is
+left without either when certificate and key do not belong together. Connections that stand keep what they were opened with.
 
 TLS 1.2 and newer. No client certificates: callers are told by their keys. A key file with a passphrase is refused, for nobody is there to
 type it.
@@ -31,25 +32,31 @@ class Certificate:
         self.cert_file, self.key_file = cert_file, key_file
         self._watched = Watched([cert_file, key_file])
         self.trouble: str | None = None
-        self.context = _context(cert_file, key_file)
+        self.context = self._newest = _context(cert_file, key_file)
+        self.context.sni_callback = self._hand_on
 
     def reload(self) -> None:
         """New connections get what the files hold now. Raises SettingsError, and then nothing has changed."""
-        _context(self.cert_file, self.key_file)
-        _load(self.context, self.cert_file, self.key_file)
+        self._newest = _context(self.cert_file, self.key_file)
+
+    def _hand_on(self, connection: ssl.SSLObject | ssl.SSLSocket, server_name: str | None, listening: ssl.SSLContext) -> None:
+        """OpenSSL calls it in each handshake, whether or not the client names a server."""
+        connection.context = self._newest
 
     async def follow(self, every_s: float = 1.0) -> None:
-        """Until cancelled: reloads when the files change. While they are not to be used, what was read before serves on. The two are seldom
-        replaced at one moment: between them they do not fit, which is said, and passes."""
+        """Until cancelled: reloads when the files change. While they are not to be used, what was read before serves on, and they are tried
+        again: what was wrong may be their rights. The two are seldom replaced at one moment: between them they do not fit, which is said,
+        and passes."""
         while True:
             await asyncio.sleep(every_s)
-            if not self._watched.changed():
+            if not self._watched.changed() and self.trouble is None:
                 continue
             try:
                 self.reload()
             except Exception as e:  # the top of this task's loop: whatever the files hold, the old certificate serves on
-                self.trouble = f"the certificate that was read before serves on: {e}"
-                log.error("%s", self.trouble)
+                before, self.trouble = self.trouble, f"the certificate that was read before serves on: {e}"
+                if self.trouble != before:
+                    log.error("%s", self.trouble)
                 continue
             self.trouble = None
             log.info("the certificate in %s was read anew", self.cert_file)

@@ -179,6 +179,27 @@ async def test_a_broken_file_changes_nothing_and_says_so(file):
         gate.enter(scope("b"))
 
 
+async def test_a_file_that_could_not_be_read_is_tried_again_and_told_once(file, monkeypatch, caplog):
+    gate = Gate(file)
+    tried = 0
+
+    def unreadable(path):
+        nonlocal tried
+        tried += 1
+        raise SettingsError("too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("router.access.gate.load_keys", unreadable)
+        async with followed(gate):
+            replace(file, entry("b"))
+            await until(lambda: tried >= 3)
+            gate.enter(scope("a"))
+            patch.undo()
+            await until(lambda: gate.trouble is None)
+    assert refusal(gate, scope("a")).reason == "unknown_key"
+    assert caplog.text.count("too many open files") == 1
+
+
 def test_a_broken_file_at_the_start_stops_it(tmp_path):
     with pytest.raises(SettingsError, match="api_keys_file"):
         Gate(tmp_path / "none.toml")

@@ -1,4 +1,4 @@
-"""The form of a refusal. That real clients raise their own errors for it: test_gate.py."""
+"""The form of a refusal. That real clients raise their own errors for it: test_access.py."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Certificates, renewed while served. The two in tests/fixtures/tls are self-signed for localhost and good for a hundred years."""
+"""Certificates, renewed while served. Those in tests/fixtures/tls are self-signed for localhost and good for a hundred years,
+first and second with ECDSA keys."""
 
 import asyncio
 import contextlib
@@ -25,15 +26,16 @@ def put(folder, name, key=None):
     shutil.copy(TLS / f"{key or name}.key", folder / "cert.key")
 
 
-def common_name(certificate: Certificate, version: ssl.TLSVersion | None = None) -> str:
+def common_name(certificate: Certificate, version: ssl.TLSVersion | None = None, server_name: str | None = "localhost") -> str:
     """Whom a client meets: a handshake in memory."""
     wire = [ssl.MemoryBIO() for _ in range(4)]
     client_context = ssl.create_default_context()
-    for name in ("first", "second"):
+    for name in ("first", "second", "rsa"):
         client_context.load_verify_locations(TLS / f"{name}.pem")
     if version is not None:
         client_context.minimum_version = client_context.maximum_version = version
-    client = client_context.wrap_bio(wire[0], wire[1], server_hostname="localhost")
+    client_context.check_hostname = server_name is not None
+    client = client_context.wrap_bio(wire[0], wire[1], server_hostname=server_name)
     server = certificate.context.wrap_bio(wire[2], wire[3], server_side=True)
     done = False
     while not done:
@@ -56,11 +58,20 @@ def test_older_than_tls_1_2_is_not_spoken(files):
     assert Certificate(*files).context.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_a_reload_changes_whom_new_clients_meet(files):
+@pytest.mark.parametrize("version", [None, ssl.TLSVersion.TLSv1_2])
+def test_a_reload_changes_whom_new_clients_meet_whatever_the_kind_of_key(files, version):
+    certificate = Certificate(*files)
+    for name in ("second", "rsa", "first", "rsa"):
+        put(files[0].parent, name)
+        certificate.reload()
+        assert common_name(certificate, version) == name
+
+
+def test_a_client_that_names_no_server_meets_the_new_certificate_too(files):
     certificate = Certificate(*files)
     put(files[0].parent, "second")
     certificate.reload()
-    assert common_name(certificate) == "second"
+    assert common_name(certificate, server_name=None) == "second"
 
 
 def test_a_reload_of_a_pair_that_does_not_fit_changes_nothing(files):
@@ -82,6 +93,30 @@ async def test_files_are_followed_past_a_pair_that_does_not_fit(files):
     while certificate.trouble is not None:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     assert common_name(certificate) == "second"
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_a_reload_that_failed_is_tried_again_and_told_once(files, monkeypatch, caplog):
+    certificate = Certificate(*files)
+    tried = 0
+
+    def unreadable():
+        nonlocal tried
+        tried += 1
+        raise SettingsError("cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(certificate, "reload", unreadable)
+        task = asyncio.create_task(certificate.follow(0.01))
+        put(files[0].parent, "second")
+        while tried < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    while certificate.trouble is not None:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    assert common_name(certificate) == "second"
+    assert caplog.text.count("cannot be read") == 1
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
