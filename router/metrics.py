@@ -301,6 +301,9 @@ class WorkersCollector(Collector):
             trouble.add_metric([source], float(source in self._watch.trouble))
         yield trouble
         yield CounterMetricFamily(
+            "warmwatch_router_membership_failures", "Times that a source of workers was not understood", value=float(self._watch.failures)
+        )
+        yield CounterMetricFamily(
             "warmwatch_router_workers_joined", "Workers that joined since the start", value=float(self._membership.joined)
         )
         yield CounterMetricFamily("warmwatch_router_workers_left", "Workers that left since the start", value=float(self._membership.left))

@@ -96,7 +96,9 @@ async def test_a_fleet_changes_by_its_file_a_signal_and_the_admin_port(tmp_path)
                 await asyncio.sleep(0.01)
             assert (status, len(content["why"]), "the fleet stays as it was" in content["why"][0]) == (200, 1, True)
             async with client.get(url + "/metrics") as response:
-                assert 'warmwatch_router_membership_trouble{source="fleet file"} 1.0' in await response.text()
+                page = await response.text()
+                assert 'warmwatch_router_membership_trouble{source="fleet file"} 1.0' in page
+                assert "warmwatch_router_membership_failures_total 1.0" in page
             write(one.format("w1", w1.url))
             child.send_signal(signal.SIGHUP)
             await until_workers("w1")
