@@ -13,6 +13,7 @@ scores, audio. What belongs to one stored response (/v1/responses/ID and below) 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,7 @@ ENDPOINTS: dict[str, Endpoint] = {
 
 RESPONSES = "/v1/responses"
 _STORED = "/v1/responses/"
+_COMPUTED = re.compile(rb'"type": ?"response\.(?!created|queued|in_progress)')
 _ANTHROPIC = "/v1/messages"
 _ANTHROPIC_ERRORS = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -59,6 +61,14 @@ _ANTHROPIC_ERRORS = {
 def stored_response(path: str) -> str | None:
     """The id of the stored response that a path is about."""
     return path[len(_STORED) :].partition("/")[0] or None if path.startswith(_STORED) else None
+
+
+def brings_token(path: str, piece: bytes) -> bool:
+    """Whether a piece of a stream tells of something computed. A comment does not, nor do the events by which vLLM announces a response
+    before its prompt is read."""
+    if path == RESPONSES:
+        return _COMPUTED.search(piece) is not None
+    return piece.startswith(b"data:") or b"\ndata:" in piece
 
 
 def own_error(path: str, status: int, message: str, param: str | None = None) -> dict[str, Any]:

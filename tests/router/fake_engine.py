@@ -114,6 +114,7 @@ class FakeEngine:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/v1/chat/completions", self.completions)
         app.router.add_post("/v1/completions", self.completions)
+        app.router.add_post("/v1/responses", self.completions)
         app.router.add_post("/tokenize", self.tokenize)
         app.router.add_get("/v1/models", models)
         app.router.add_get("/health", health)

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from router.endpoints import ENDPOINTS, broken_off, own_error, stored_response
+from router.endpoints import ENDPOINTS, brings_token, broken_off, own_error, stored_response
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,22 @@ def test_what_is_special_about_each_path():
         "/v1/messages": (True, False, False),
         "/v1/embeddings": (False, False, False),
     }
+
+
+@pytest.mark.parametrize(
+    ("path", "piece", "brings"),
+    [
+        ("/v1/completions", b": waiting\n\n", False),
+        ("/v1/completions", b'data: {"choices": []}\n\n', True),
+        ("/v1/messages", b'event: message_start\ndata: {"type": "message_start"}\n\n', True),
+        ("/v1/responses", b'data: {"instructions":"\\"type\\":\\"response.x\\"","type":"response.created"}\n\n', False),
+        ("/v1/responses", b'data: {"type": "response.in_progress"}\n\n', False),
+        ("/v1/responses", b'data: {"type":"response.created"}\n\ndata: {"type":"response.output_item.added"}\n\n', True),
+        ("/v1/responses", b'event: error\ndata: {"type": "error"}\n\n', False),
+    ],
+)  # fmt: skip
+def test_a_piece_of_a_stream_brings_a_token_once_something_was_computed(path, piece, brings):
+    assert brings_token(path, piece) == brings
 
 
 @pytest.mark.parametrize("path", [*ENDPOINTS, "/v1/messages/count_tokens", "/tokenize"])

@@ -16,6 +16,7 @@ from schemas.requests import Candidate, Decision, Outcome, unpack_hashes
 from schemas.topics import DECISIONS, OUTCOMES
 from schemas.workers import Trust
 from tests.router.fake_engine import FakeEngine, answer_chunks
+from tests.router.http.speaking import client
 from tests.router.running import BLOCK, KEY, running, until
 
 PROMPT = list(range(3, 3 + 100))  # six whole blocks and a part
@@ -97,6 +98,21 @@ async def test_a_refused_body_tells_its_ids_too():
         assert (headers["x-request-id"], headers["x-warmwatch-request-id"]) == ("r-1", "r-1")
 
 
+@pytest.mark.parametrize("given", [b"h\xe9\xff'; drop", "Zürich".encode(), b"i" * 5000])
+@pytest.mark.parametrize("body", [b"{", json.dumps({"model": "tiny", "prompt": "x"}).encode()])
+async def test_an_id_comes_back_as_it_came_and_the_one_told_beside_it_is_the_records(given, body):
+    async with fleet(1) as (r, (engine,)), client(URL(r.url).port) as peer:
+        await peer.say(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (given, len(body)))
+        await peer.say(body)
+        head = (await peer.reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+        assert b"x-request-id: " + given in head
+        (told,) = [line.partition(b": ")[2].decode() for line in head if line.startswith(b"x-warmwatch-request-id: ")]
+        assert len(told) == min(len(given), 1024) or not given.isascii()
+        if body != b"{":
+            (d,), (o,) = await r.records()
+            assert d.request_id == o.request_id == told
+
+
 async def test_headers_beyond_ascii_pass_as_they_are_and_are_read_as_utf8():
     async with fleet(1) as (r, (engine,)):
         _, headers, _ = await r.post(BODY, x_request_id="Zürich-1", x_odd="naïve", x_warmwatch_tenant="Zürich")
@@ -127,6 +143,25 @@ async def test_an_error_of_the_routers_own_is_told_counted_and_leaves_nothing_be
         assert (o.status, o.error) == (500, "internal")
         assert b"warmwatch_router_internal_errors_total 2.0" in r.router.metrics.page()
         assert r.nothing_in_flight()
+
+
+async def test_a_response_that_is_only_announced_waits_for_its_first_token():
+    async with fleet(1) as (r, (engine,)):
+        events = ("created", "in_progress", "output_text.delta", "completed")
+        engine.chunks = [f'event: response.{e}\ndata: {{"type":"response.{e}"}}\n\n'.encode() for e in events]
+        go_on, load = asyncio.Event(), r.router.pools.by_name["tiny"].load
+
+        async def between(i):
+            await (go_on.wait() if i == 2 else asyncio.sleep(0))
+
+        engine.between = between
+        async with r.client.post(r.url + "/v1/responses", json={"model": "tiny", "input": "x", "stream": True}) as response:
+            await asyncio.wait_for(response.content.readexactly(len(engine.chunks[0] + engine.chunks[1])), 5)
+            assert (load.in_flight.tolist(), load.decoding.tolist()) == ([1], [0])
+            go_on.set()
+            await response.read()
+        _, (outcome,) = await r.records()
+        assert outcome.ttft_s is not None
 
 
 async def test_streams_are_relayed_byte_for_byte_and_chunk_by_chunk():
@@ -312,18 +347,23 @@ async def test_a_client_that_leaves_cancels_the_engines_work(stream, after_first
         assert r.router.pools.index.pending_blocks == 0
 
 
-async def test_an_engine_that_breaks_off_says_so_in_the_stream_and_is_not_retried():
+async def test_an_engine_that_breaks_off_says_so_in_the_stream_and_is_not_retried(caplog):
     async with fleet(2) as (r, engines):
         for e in engines:
             e.break_after = 1
         status, _, body = await r.post({**BODY, "stream": True})
         assert status == 200
         assert body.startswith(engines[0].chunks[0])
-        assert json.loads(body.split(b"data: ")[-1])["error"]["code"] == 502
+        error = json.loads(body.split(b"data: ")[-1])["error"]
+        assert (error["code"], error["message"]) == (502, "the worker broke its answer off")
         assert sum(len(e.seen) for e in engines) == 1
         _, (o,) = await r.records()
         assert (o.status, o.error, o.retries) == (200, "upstream", 0)
         assert r.nothing_in_flight()
+        broken = f'warmwatch_router_broken_answers_total{{pool="tiny",reason="upstream",worker="{o.worker}"}} 1.0'
+        assert broken in r.router.metrics.page().decode()
+        (told,) = [x.getMessage() for x in caplog.records if x.levelname == "WARNING"]
+        assert told.startswith(f"request '{o.request_id}': worker {o.worker} did not end its answer: the worker's connection ended")
 
 
 async def test_an_engine_that_closes_before_the_first_byte_is_retried_elsewhere():
@@ -506,6 +546,7 @@ async def test_bad_bodies_are_refused_with_the_reason(body, status, says):
     async with fleet(1, max_body_bytes=1024) as (r, (engine,)):
         got, _, text = await r.post(body)
         assert (got, says in json.loads(text)["error"]["message"], engine.seen) == (status, True, [])
+        assert f'warmwatch_router_rejected_total{{reason="body",status="{status}"}} 1.0' in r.router.metrics.page().decode()
 
 
 async def test_other_paths_pass_through():
