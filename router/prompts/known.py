@@ -1,7 +1,9 @@
 """Token ids and block names of a chat whose beginning was seen before, for the price of its new messages.
 
 An agent sends its whole history again with every call. Known conversations are found by cheap marks of their messages (role, length, first
-and last characters), and taken only when messages, tools and settings are equal, value by value: a look-up can miss, never be wrong.
+and last characters), and taken only when messages, tools and settings are the same, value by value: a look-up can miss, never be wrong.
+The same means what the template may write the same: `==` passes over the order of fields, 1 beside true beside 1.0, and who made a tool
+call, so what has any of these is compared as JSON (`_written`).
 
                   kept of an earlier request               this request
     messages      m0 .. mk                                 m0 .. mk, mk+1 .. mn
@@ -13,11 +15,13 @@ only m0 and the new messages are rendered. With any other template (and where `d
 and what was kept holds if the new text begins with the kept one; then only ids and names are saved. Block names are kept with the stem, by
 adapter, salt and block size, and continued.
 
-Bounded by bytes, least recently used out first: a growing conversation's older steps go before its newest. Safe from several threads.
+Bounded by bytes, least recently used out first: a growing conversation's older steps go before its newest. Counted is all that a client
+may have put into what is kept, fields that no template reads too. Safe from several threads.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -25,8 +29,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 
 from router.prompts.asked import Chat
+from router.prompts.conversation import OrderedCall, UnsupportedPrompt
 from router.prompts.segments import SegmentCache
 from router.prompts.templates import ChatTemplate
 from router.prompts.tokens import LocalTokenizer
@@ -34,13 +40,16 @@ from schemas.block_hash import U32, U64
 
 _MARK_CHARACTERS = 24
 _ENTRY_BYTES = 1_000  # of one conversation, in Python's own objects
-_MESSAGE_BYTES = 400
+_FRONT_BYTES = 8  # for a byte of JSON: 5 of tools as Python's objects, and their text
+_PLAIN = frozenset((str, type(None)))
 _CHAINS = 8  # combinations of adapter, salt and block size that a conversation is kept for
 _FIRST_CHARACTERS = 2_000  # a first message of so many is kept by itself, for conversations that share it
 _UNSURE_CHARACTERS = 256  # end of a text that other templates than growing ones may write differently the next time
 QUICK_MESSAGES = 48
 """More messages than these take over half a millisecond to render."""
 QUICK_CHARACTERS = 100_000
+_MARKED_MESSAGES = 2_000
+"""More messages than these take over a millisecond to be looked up."""
 
 ChainKey = tuple[str | None, str | None, int, bool]
 
@@ -49,18 +58,32 @@ class TooLong(Exception):  # noqa: N818 - a value, named for what it is
     """The prompt's text is over the limit."""
 
 
+@dataclass(slots=True, eq=False)
+class _Front:
+    """Tools and settings, which many conversations share. written: as JSON, values: what the template gets. users: conversations kept."""
+
+    written: bytes
+    values: Mapping[str, Any]
+    users: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return _FRONT_BYTES * len(self.written)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
     """A conversation of `len(messages)` messages, its `characters` of text up to the border, and what stays of it in longer ones.
 
-    values: what its template gets. text: up to the border and a little beyond (other templates than growing ones). stem: ids up to the
-    border. rest: text behind the border that stays (growing templates). tail: ids behind the border, of this very conversation; None where
-    the template asks for the date, or nobody asked for this conversation itself.
+    odd: what `==` passes over of the messages. text: up to the border and a little beyond (other templates than growing ones). stem: ids up
+    to the border. rest: text behind the border that stays (growing templates). tail: ids behind the border, of this very conversation; None
+    where the template asks for the date, or nobody asked for this conversation itself.
     """
 
     messages: Sequence[Mapping[str, Any]]
-    chat: Chat
-    values: Mapping[str, Any]
+    messages_bytes: int
+    odd: bytes
+    front: _Front
     text: str
     characters: int
     stem: U32
@@ -69,9 +92,9 @@ class Known:
     held_bytes: int
     chains: dict[ChainKey, U64] = field(default_factory=dict)
 
-    def begins(self, chat: Chat) -> bool:
-        n, mine = len(self.messages), self.chat
-        return self.messages == chat.messages[:n] and mine.tools == chat.tools and mine.values == chat.values
+    def begins(self, messages: Sequence[Mapping[str, Any]], front: bytes) -> bool:
+        beginning = messages[: len(self.messages)]
+        return self.messages == beginning and self.front.written == front and self.odd == _odd(beginning)
 
     def keep_chain(self, key: ChainKey, chain: U64, before: int) -> None:
         """before: tokens of the tokenizer's own in front of the stem."""
@@ -93,6 +116,7 @@ class KnownChats:
     def __init__(self, tokenizer: LocalTokenizer, segments: SegmentCache, limit_bytes: int) -> None:
         self._tokenizer, self._segments, self._limit_bytes = tokenizer, segments, limit_bytes
         self._kept: OrderedDict[int, Known] = OrderedDict()
+        self._fronts: dict[bytes, _Front] = {}
         self._lock = threading.Lock()
         self.kept_bytes = 0
         self.hits = self.misses = 0
@@ -104,27 +128,35 @@ class KnownChats:
         Raises UnsupportedPrompt, and TooLong for a text over most_characters (0: no limit).
         """
         template = self._tokenizer.template(chat)
-        marks = _marks(chat)
-        known = self._find(chat, marks)
+        if not chat.messages:
+            raise UnsupportedPrompt("a chat without messages")
+        if new_characters is not None and len(chat.messages) > _MARKED_MESSAGES:
+            return None
+        written = _written([chat.tools, chat.values])
+        marks = _marks(written, chat.messages)
+        known = self._find(chat, written, marks)
         if known is not None and known.tail is not None and len(known.messages) == len(chat.messages):
             return ChatIds(np.concatenate([known.stem, known.tail]), known, None)
         grows = template.grows and (template.knows_developer or not any(m.get("role") == "developer" for m in chat.messages))
         to_render = len(chat.messages) - (len(known.messages) if known and grows else 0)
-        if new_characters is not None and (to_render > QUICK_MESSAGES or (known is None and characters > QUICK_CHARACTERS)):
+        new = characters - (0 if known is None else known.characters)
+        if new_characters is not None and (to_render > QUICK_MESSAGES or new > QUICK_CHARACTERS):
             return None
-        values = self._tokenizer.template_values(chat) if known is None else known.values
-        base, begin, stays, behind, text = self._written(chat, template, values, known, grows)
+        front = known.front if known is not None else self._fronts.get(written) or _Front(written, self._tokenizer.template_values(chat))
+        base, begin, stays, behind, text = self._texts(chat, template, front.values, known, grows)
+        if new_characters is not None and len(behind) > QUICK_CHARACTERS:
+            return None
         if most_characters and len(behind) + (0 if base is None else base.characters) > most_characters:
             raise TooLong
         growing_from = len(stays) if grows else len(behind) - _UNSURE_CHARACTERS
-        found = self._made(chat, values, base, stays, behind, growing_from, new_characters, template.timeless, text)
+        found = self._made(chat.messages, front, base, stays, behind, growing_from, new_characters, template.timeless, text)
         if found is not None and found.made is not None:
             self._keep(marks[-1], found.made)
             if len(begin) >= _FIRST_CHARACTERS and len(chat.messages) > 1:
-                self._keep_first(chat, values, begin, marks[0])
+                self._keep_first(chat.messages[:1], front, begin, marks[0])
         return found
 
-    def _written(
+    def _texts(
         self, chat: Chat, template: ChatTemplate, values: Mapping[str, Any], known: Known | None, grows: bool
     ) -> tuple[Known | None, str, str, str, str]:
         """(what it begins with, else the text up to the second message, what stays behind the border, all text behind it, the whole text
@@ -144,40 +176,41 @@ class KnownChats:
         return None, head + first, stays, stays + tail, ""
 
     def _made(
-        self, chat: Chat, values: Mapping[str, Any], base: Known | None, stays: str, behind: str, growing_from: int,
+        self, messages: Sequence[Mapping[str, Any]], front: _Front, base: Known | None, stays: str, behind: str, growing_from: int,
         new_characters: int | None, timeless: bool, text: str,
     ) -> ChatIds | None:  # fmt: skip
         found = self._segments.ids_and_border(behind, growing_from, new_characters)
         if found is None:
             return None
         ids, border, border_tokens = found
-        before = 0
+        before = messages_bytes = 0
         if base is not None:
             ids = np.concatenate([base.stem, ids])
-            before = base.characters
+            before, messages_bytes = base.characters, base.messages_bytes
             border_tokens += len(base.stem)
-        letters = (before + len(behind)) * (2 if text else 1) * (1 if behind.isascii() else 2)
+            messages = [*base.messages, *messages[len(base.messages) :]]
+        messages_bytes += sum(map(_bytes_of, messages[0 if base is None else len(base.messages) :]))
+        odd = _odd(messages)
+        begun, rest = text[: before + border + self._segments.longest], stays[border:]
         made = Known(
-            chat.messages if base is None else [*base.messages, *chat.messages[len(base.messages) :]],
-            chat if base is None else base.chat, values, text[: before + border + self._segments.longest], before + border,
-            ids[:border_tokens], stays[border:], ids[border_tokens:] if timeless else None,
-            _ENTRY_BYTES + _MESSAGE_BYTES * len(chat.messages) + 2 * ids.nbytes + letters,
+            messages, messages_bytes, odd, front, begun, before + border, ids[:border_tokens], rest,
+            ids[border_tokens:] if timeless else None,
+            _ENTRY_BYTES + messages_bytes + 2 * ids.nbytes + sum(map(sys.getsizeof, (messages, odd, begun, rest))),
         )  # fmt: skip
         return ChatIds(ids, base, made)
 
-    def _keep_first(self, chat: Chat, values: Mapping[str, Any], begin: str, mark: int) -> None:
+    def _keep_first(self, first: Sequence[Mapping[str, Any]], front: _Front, begin: str, mark: int) -> None:
         """The first message by itself, for other conversations that share it."""
         if mark not in self._kept:
-            first = Chat(chat.messages[:1], chat.tools, chat.values)
-            found = self._made(first, values, None, begin, begin, len(begin), None, False, "")
+            found = self._made(first, front, None, begin, begin, len(begin), None, False, "")
             if found is not None and found.made is not None:
                 self._keep(mark, found.made)
 
-    def _find(self, chat: Chat, marks: list[int]) -> Known | None:
+    def _find(self, chat: Chat, front: bytes, marks: list[int]) -> Known | None:
         """The longest conversation that this one begins with."""
         for mark in reversed(marks):
             known = self._kept.get(mark)
-            if known is not None and known.begins(chat):
+            if known is not None and known.begins(chat.messages, front):
                 with self._lock:
                     if mark in self._kept:
                         self._kept.move_to_end(mark)
@@ -187,21 +220,36 @@ class KnownChats:
         return None
 
     def _keep(self, mark: int, made: Known) -> None:
-        if made.held_bytes > self._limit_bytes // 4:
+        if made.held_bytes + made.front.held_bytes > self._limit_bytes // 4:
             return
         with self._lock:
             old = self._kept.pop(mark, None)
             self._kept[mark] = made
-            self.kept_bytes += made.held_bytes - (old.held_bytes if old is not None else 0)
+            self._count(made, 1)
+            if old is not None:
+                self._count(old, -1)
             while self.kept_bytes > self._limit_bytes:
-                self.kept_bytes -= self._kept.popitem(last=False)[1].held_bytes
+                self._count(self._kept.popitem(last=False)[1], -1)
+
+    def _count(self, known: Known, one: int) -> None:
+        """one: 1 comes, -1 goes. Tools and settings count once, while anyone has them."""
+        front = known.front
+        self.kept_bytes += one * known.held_bytes
+        if front.users == 0 and one > 0:
+            self._fronts[front.written] = front
+            self.kept_bytes += front.held_bytes
+        front.users += one
+        if front.users == 0:
+            self.kept_bytes -= front.held_bytes
+            if self._fronts.get(front.written) is front:
+                del self._fronts[front.written]
 
 
-def _marks(chat: Chat) -> list[int]:
-    """A hash for each beginning of the conversation, from little of each message."""
-    mark = hash((len(chat.tools or ()), len(chat.values), chat.values.get("add_generation_prompt") is False))
+def _marks(front: bytes, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """A hash for each beginning of the conversation, from its tools and settings and little of each message."""
+    mark = hash(front)
     out = []
-    for message in chat.messages:
+    for message in messages:
         content = message.get("content") if isinstance(message, Mapping) else None
         if isinstance(content, list) and content and isinstance(content[-1], Mapping):
             content = content[-1].get("text")
@@ -211,3 +259,30 @@ def _marks(chat: Chat) -> list[int]:
             mark = hash((mark, None))
         out.append(mark)
     return out
+
+
+def _odd(messages: Sequence[Mapping[str, Any]]) -> bytes:
+    """Those messages as JSON that have more than texts: of texts alone `==` tells all, since the order of a message's own fields is not
+    the template's (conversation.py)."""
+    return _written([m for m in messages if not _PLAIN.issuperset(map(type, m.values()))])
+
+
+def _written(value: object) -> bytes:
+    """JSON in the given order, with numbers as they are and calls of /v1/responses apart. Raises UnsupportedPrompt."""
+    try:
+        return orjson.dumps(value, _call_apart, orjson.OPT_PASSTHROUGH_SUBCLASS)
+    except orjson.JSONEncodeError as e:
+        raise UnsupportedPrompt("tools, settings or messages that are nested too deeply to be compared") from e
+
+
+def _call_apart(value: object) -> object:
+    if isinstance(value, OrderedCall):
+        return ["ordered", dict(value)]
+    raise TypeError(type(value).__name__)
+
+
+def _bytes_of(value: object) -> int:
+    """Memory of a JSON value, but for its keys."""
+    if isinstance(value, dict):
+        return sys.getsizeof(value) + sum(map(_bytes_of, value.values()))
+    return sys.getsizeof(value) + (sum(map(_bytes_of, value)) if isinstance(value, list) else 0)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from router.prompts.asked import Chat
+from router.prompts.conversation import OrderedCall, UnsupportedPrompt
 from router.prompts.known import KnownChats, TooLong
 from router.prompts.tokens import LocalTokenizer
 from tests.router.prompts.test_templates import GROWING, OTHERS
@@ -108,6 +109,62 @@ def test_another_tool_setting_or_message_is_another_conversation():
         assert found.ids.tolist() == t.ids(t.rendered(other), False).tolist()
 
 
+CALLS = "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}<|im_end|>{% endfor %}"
+USES = {"name": "read", "arguments": "{}"}
+
+
+def called(call):
+    return Chat([{"role": "user", "content": "go"}, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "done"}])
+
+
+def with_parameters(parameters):
+    return Chat(talk_of(2, 1), [{"type": "function", "function": {"name": "read", "parameters": parameters}}])
+
+
+@pytest.mark.parametrize(
+    ("source", "one", "other"),
+    [
+        (None, with_parameters({"most": 1}), with_parameters({"most": True})),
+        (None, with_parameters({"most": 1}), with_parameters({"most": 1.0})),
+        (None, with_parameters({"most": 0.0}), with_parameters({"most": -0.0})),
+        (None, with_parameters({"a": 1, "b": 2}), with_parameters({"b": 2, "a": 1})),
+        ("{{ deep }}" + CALLS, Chat(talk_of(2, 1), None, {"deep": 1}), Chat(talk_of(2, 1), None, {"deep": True})),
+        (CALLS, called({"id": 1, "type": "function", "function": USES}), called({"id": True, "type": "function", "function": USES})),
+        (
+            CALLS,
+            called({"id": "1", "function": USES, "type": "function"}),
+            called(OrderedCall(id="1", function=USES, type="function")),
+        ),
+    ],
+)
+def test_what_is_equal_and_written_otherwise_is_another_conversation(source, one, other):
+    t = LocalTokenizer.from_dir(TOKENIZER)
+    if source is not None:
+        t = LocalTokenizer(t._tokenizer, {"default": source}, {})
+    assert (one.messages, one.tools, one.values) == (other.messages, other.tools, other.values)
+    assert t.rendered(one) != t.rendered(other)
+    for first, second in ((one, other), (other, one)):
+        chats = known_chats(t)
+        chats.read(first, 0)
+        found = chats.read(second, 0)
+        assert found is not None
+        assert found.ids.tolist() == t.ids(t.rendered(second), False).tolist()
+
+
+def nested(levels):
+    value = {"type": "object"}
+    for _ in range(levels):
+        value = {"properties": value}
+    return value
+
+
+def test_what_cannot_be_compared_is_refused():
+    with pytest.raises(UnsupportedPrompt, match="nested too deeply"):
+        known_chats(tokenizer("served")).read(with_parameters(nested(300)), 0)
+    with pytest.raises(UnsupportedPrompt, match="without messages"):
+        known_chats(tokenizer("loop.last")).read(Chat([]), 0)
+
+
 def test_conversations_that_share_only_their_first_message_share_its_ids():
     t = tokenizer("served")
     chats = known_chats(t)
@@ -142,6 +199,28 @@ def test_the_bound_holds_and_the_newest_steps_stay(name):
     hits = chats.hits
     chats.read(Chat([*talk, {"role": "user", "content": "last"}]), 0)
     assert chats.hits == hits + 1
+
+
+def test_what_no_template_reads_counts_too():
+    chats = known_chats(tokenizer("served"), limit_bytes=4_000_000)
+    for i in range(30):
+        chats.read(Chat([{"role": "user", "content": f"{i}", "more": ["x" * 100_000, *([] for _ in range(2_000))]}]), 0)
+    assert 20 < len(chats._kept) * 8 < 200
+    assert chats.kept_bytes <= 4_000_000
+
+
+def test_tools_are_kept_once_for_all_conversations_that_have_them():
+    chats = known_chats(tokenizer("served"), limit_bytes=1_000_000)
+    tools = [{"type": "function", "function": {"name": f"read_{i}", "description": "reads the file " * 20}} for i in range(20)]
+    for i in range(30):
+        chats.read(Chat([{"role": "user", "content": f"{i}"}], [dict(t) for t in tools]), 0)
+    (front,) = chats._fronts.values()
+    assert front.users == len(chats._kept) == 30
+    assert chats.kept_bytes == sum(k.held_bytes for k in chats._kept.values()) + front.held_bytes
+    for i in range(80):
+        chats.read(Chat(talk_of(2, 50 + i)), 0)
+    assert [f.users for f in chats._fronts.values()] == [len(chats._kept)]
+    assert chats.kept_bytes <= 1_000_000
 
 
 def test_several_threads_read_the_same_conversations():
