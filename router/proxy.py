@@ -181,9 +181,11 @@ class Proxy:
             return
         stored = stored_response(scope["path"])
         made_by = self._stored.worker_of(stored)
-        found = self._pools.for_model(_model_in(body))
+        content = _object_in(body)
+        model = _name(content.get("model")) if content is not None else None
+        found = self._pools.for_model(model)
         pool = self._pools.by_name[made_by[0]] if made_by else found[0] if found else next(iter(self._pools))
-        visit_of(scope).use(_model_in(body) or pool.model)
+        visit_of(scope).use(None if content is None else model or pool.model)
         client: Call = scope[CLIENT]
         exchange = Exchange(
             request_id=request_id,
@@ -458,9 +460,10 @@ def _flag(value: object) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _model_in(body: bytes) -> str | None:
+def _object_in(body: bytes) -> dict[str, Any] | None:
+    """A body's JSON object, empty where there is no body. None: it is something else, or what only a laxer reader takes for JSON."""
     try:
-        content = orjson.loads(body) if body else None
+        content = orjson.loads(body) if body else {}
     except orjson.JSONDecodeError:
         return None
-    return _name(content.get("model")) if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else None

@@ -58,11 +58,12 @@ class Visit:
     def may_use(self, model: str) -> bool:
         return self.caller is None or self.caller.models is None or model in self.caller.models
 
-    def use(self, model: str) -> None:
-        """Raises Refused when the key is not for this model."""
-        if not self.may_use(model):
-            assert self.caller is not None
-            raise self._gate.refused("model", f"the API key {self.caller.name} is not for the model `{model}`")
+    def use(self, model: str | None) -> None:
+        """Raises Refused when the key is not for this model. None: nobody can tell which one the request means."""
+        if self.caller is None or self.caller.models is None or model in self.caller.models:
+            return
+        which = "every model, and this body is no JSON that tells which one it means" if model is None else f"the model `{model}`"
+        raise self._gate.refused("model", f"the API key {self.caller.name} is not for {which}")
 
     def spend(self, prompt_tokens: int) -> None:
         """Raises Refused when the key has spent its tokens."""

@@ -100,6 +100,24 @@ async def test_real_clients_raise_their_own_errors(keys):
             await message()
 
 
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"model": "tiny"}', 418),  # the engine's own answer
+        (b"", 418),
+        (b'{"model": "other"}', 403),
+        (b'\xef\xbb\xbf{"model": "other"}', 403),  # engines read this and the next as JSON
+        ('{"model": "other"}'.encode("utf-16"), 403),
+        (b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\nother\r\n--x--\r\n', 403),
+    ],
+)
+async def test_a_key_for_some_models_gets_no_other_by_a_path_or_body_that_the_router_does_not_read(keys, body, status):
+    async with engines_and_router(keys) as (engines, r):
+        assert (await r.post(body, "/invocations", **bearer(NARROW)))[0] == status
+        assert (await r.post(body, "/invocations", **bearer(KEY)))[0] == 418
+        assert len([s for s in engines[0].seen if s.path == "/invocations"]) == 1 + (status == 418)
+
+
 async def test_the_tenant_is_the_keys_whatever_the_client_says(keys):
     async with engines_and_router(keys) as (_, r):
         status, headers, _ = await r.post(BODY, x_warmwatch_tenant="team-b", **bearer(KEY))
@@ -139,6 +157,8 @@ async def test_a_refused_request_is_never_read_nor_sent(keys):
                 status, told, _ = await r.post(BODY, path, **headers)
                 assert (status, told["www-authenticate"]) == (401, "Bearer")
         assert [s for s in engines[0].seen if s.path != "/metrics"] == []
+        page = r.router.metrics.page().decode()
+        assert 'warmwatch_router_rejected_total{reason="no_key",status="401"} 6.0' in page
         assert r.values(OUTCOMES) == []
 
 
