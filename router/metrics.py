@@ -186,7 +186,7 @@ class StateCollector(Collector):
             for t in pool.here():
                 labels = [pool.name, t.worker, "any" if t.rank is None else str(t.rank)]
                 up.add_metric(labels, float(pool.health.up[t.number]))
-                flight.add_metric(labels, float(pool.load.in_flight[t.number] - pool.load.of_replicas[t.number]))
+                flight.add_metric(labels, float(pool.load.own()[t.number]))
                 elsewhere.add_metric(labels, float(pool.load.of_replicas[t.number]))
                 trust.add_metric(labels, float(codes[t.number]) / EXACT)
                 other_key.add_metric(labels, float(self._pools.has_other_key(pool, t.number)))

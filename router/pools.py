@@ -159,7 +159,7 @@ class PoolState:
         """Who may take a request: present, up, with a place (max_in_flight), and not excluded. When nobody is left, places don't count,
         and when nobody is up either, all that are present and not excluded may be tried: a breaker is a guess, and 503 helps nobody."""
         up = self.health.up_at(now_s)
-        able = up & (self.load.in_flight < self._max_in_flight) if self._max_in_flight else up.copy()
+        able = up & (self.load.own() < self._max_in_flight) if self._max_in_flight else up.copy()
         for i in excluded:
             able[i] = False
         if not able.any():
@@ -184,9 +184,10 @@ class PoolState:
             return None
         up = self.health.up_at(time.monotonic())
         takes = next((some for some in (up & ~self.draining, up, self.present) if some.any()), None)
+        own = self.load.own()
         if takes is None:  # let in to be told that there is nobody
-            return int(self.load.in_flight.sum()) + 1
-        return int(np.where(takes, np.maximum(self.load.in_flight, self._max_in_flight), self.load.in_flight).sum())
+            return int(own.sum()) + 1
+        return int(np.where(takes, np.maximum(own, self._max_in_flight), own).sum())
 
     def seats(self, book: CoefficientBook) -> _Seats:
         """What the decision needs of the targets, made anew when they or their coefficients changed."""

@@ -178,7 +178,7 @@ class RouterSettings(Settings):
     max_in_flight: int = Field(
         0,
         ge=0,
-        description="requests at one worker (or rank) at once; further ones wait in the router; 0: no limit, engines queue themselves",
+        description="this router's requests at one worker (or rank) at once; further ones wait; 0: no limit, engines queue themselves",
     )
     max_queue: int = Field(1024, ge=0, description="requests of a pool that may wait in the router; more are told 429 and Retry-After")
     max_queue_wait_s: float = Field(30.0, gt=0, description="how long a request may wait in the router; then the same")

@@ -84,6 +84,10 @@ class PoolLoad:
         self.in_flight[flight.target] -= 1
         self.of_replicas[flight.target] -= flight.of_replica
 
+    def own(self) -> I64:
+        """This router's requests, without those of its replicas, shape (targets,)."""
+        return self.in_flight - self.of_replicas
+
     def queue_s(self, now_s: float) -> F64:
         """Predicted wait for a new request's prefill, shape (targets,)."""
         if self._unstreamed:

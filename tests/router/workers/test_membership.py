@@ -323,6 +323,21 @@ async def test_what_is_on_its_way_to_a_worker_that_takes_no_new_ones_takes_no_pl
     third.cancel()
 
 
+async def test_what_replicas_sent_takes_no_place_of_this_router():
+    _, pools, _ = member("a", "b", max_in_flight=2)
+    pool = pools.by_name["p"]
+    for _ in range(5):
+        pool.load.admit(0, 1.0, True, 0.0, of_replica=True)
+    assert pool.allowed((), 0.0).tolist() == [True, True]
+    for target in (0, 0, 1, 1):
+        assert await pool.admission.enter() == 0.0
+        pool.load.admit(target, 1.0, True, 0.0)
+    fifth = asyncio.create_task(pool.admission.enter())
+    await asyncio.sleep(0)
+    assert pool.admission.waiting == 1
+    fifth.cancel()
+
+
 async def test_with_a_limit_a_pool_that_lost_all_its_workers_keeps_nobody_waiting():
     m, pools, _ = member("a", max_in_flight=1)
     pool = pools.by_name["p"]
