@@ -218,7 +218,7 @@ class Router:
         self.replicas = link_of(settings, self.pools, clock)
         if self.replicas is not None:
             self.metrics.registry.register(ReplicasCollector(self.replicas))
-        self._clock = clock
+        self._started_s, self._clock = clock(), clock
         self._tasks: list[asyncio.Task[None]] = []
 
     def summary(self) -> str:

@@ -113,6 +113,8 @@ async def test_sigterm_lets_requests_end_flushes_their_records_and_exits_0(tmp_p
             child.send_signal(signal.SIGTERM)
             await asyncio.sleep(0.2)
             assert child.returncode is None
+            async with asyncio.timeout(10):
+                await child.stderr.readuntil(b"1 requests may end within ")
             engine.gate.set()
             async with await asked as response:
                 assert (response.status, await response.read()) == (200, b"".join(engine.chunks))
@@ -159,6 +161,14 @@ def test_more_workers_than_can_be_followed_stop_the_start(tmp_path):
         bad.fleet.read_text() + "".join(f'[[workers]]\npool = "tiny"\nurl = "http://x{i}:1"\nranks = 1024\n' for i in range(4))
     )
     with pytest.raises(SettingsError, match=r"fleet\.toml: the router follows at most 4031 workers and ranks"):
+        run(bad)
+
+
+@pytest.mark.parametrize("keys", [("api_keys_file",), ("tls_cert_file", "tls_key_file")])
+def test_what_is_wrong_in_a_file_is_told_before_kernels_are_compiled(tmp_path, monkeypatch, keys):
+    monkeypatch.setattr("router.app.warm_up", lambda: pytest.fail("this takes long"))
+    bad = settings(tmp_path, port=0, admin_port=0).model_copy(update=dict.fromkeys(keys, tmp_path / "none"))
+    with pytest.raises(SettingsError, match=keys[0]):
         run(bad)
 
 

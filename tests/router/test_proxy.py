@@ -101,7 +101,7 @@ async def test_a_refused_body_tells_its_ids_too():
 @pytest.mark.parametrize("given", [b"h\xe9\xff'; drop", "Zürich".encode(), b"i" * 5000])
 @pytest.mark.parametrize("body", [b"{", json.dumps({"model": "tiny", "prompt": "x"}).encode()])
 async def test_an_id_comes_back_as_it_came_and_the_one_told_beside_it_is_the_records(given, body):
-    async with fleet(1) as (r, (engine,)), client(URL(r.url).port) as peer:
+    async with fleet(1) as (r, _), client(URL(r.url).port) as peer:
         await peer.say(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (given, len(body)))
         await peer.say(body)
         head = (await peer.reader.readuntil(b"\r\n\r\n")).split(b"\r\n")

@@ -164,6 +164,7 @@ async def test_a_client_that_does_not_send_its_whole_request_is_told_408():
     async with before(script, client_timeout_s=0.3) as (r, _), client(port_of(r)) as peer:
         await peer.say(request_of(BODY)[:-5])
         assert (await peer.reader.readline()).startswith(b"HTTP/1.1 408 ")
+        assert 'warmwatch_router_rejected_total{reason="http",status="408"} 1.0' in r.router.metrics.page().decode()
 
 
 async def test_heads_over_the_bounds_are_told_431():
@@ -172,6 +173,7 @@ async def test_heads_over_the_bounds_are_told_431():
             async with client(port_of(r)) as peer:
                 await peer.say(b"GET /healthz HTTP/1.1\r\n" + headers + b"\r\n\r\n")
                 assert (await peer.reader.readline()).startswith(b"HTTP/1.1 431 ")
+        assert 'warmwatch_router_rejected_total{reason="http",status="431"} 2.0' in r.router.metrics.page().decode()
 
 
 def nested(depth: int) -> bytes:

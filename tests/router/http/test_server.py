@@ -201,6 +201,37 @@ async def test_what_is_no_request_is_refused_in_the_form_of_an_openai_error_and_
         await until(lambda: not server.connections)
 
 
+@pytest.mark.parametrize(
+    ("head", "status", "kind"),
+    [
+        (b"a: " + b"x" * 5000, 431, "RequestHeaderFieldsTooLarge"),
+        (b"content-length: 9\r\n\r\nhalf", 408, "RequestTimeout"),
+    ],
+)
+async def test_a_refusal_is_told_to_the_server_and_names_its_kind_and_the_id_of_its_request_alone(head, status, kind):
+    told = []
+    async with serving(echo, max_head_bytes=4096, request_s=0.1) as (server, port), client(port) as peer:
+        server.on_refusal = told.append
+        await peer.say(b"GET / HTTP/1.1\r\nhost: x\r\nx-request-id: before\r\n\r\n")
+        await answers(peer, 1)
+        await peer.say(b"POST / HTTP/1.1\r\nx-request-id: this\r\n" + head)
+        ((got, headers, body),) = await answers(peer)
+        assert (got, headers["x-request-id"], json.loads(body)["error"]["type"]) == (status, "this", kind)
+        assert told == [status]
+    async with serving(echo) as (_, port), client(port) as peer:
+        await peer.say(b"GET / HTTP/1.1\r\nhost: x\r\nx-request-id: before\r\n\r\n")
+        await answers(peer, 1)
+        await peer.say(b"nonsense\r\n\r\n")
+        ((got, headers, _),) = await answers(peer)
+        assert (got, "x-request-id" in headers) == (400, False)
+
+
+@pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\nx-h: " + b"v" * 70_000, b"GET /" + b"u" * 70_000 + b" HTTP/1.1\r\nhost: x"])
+async def test_the_bound_of_a_head_holds_by_default(head):
+    ((status, _, _),), _ = await asked(head + b"\r\n\r\n")
+    assert status == 431
+
+
 async def test_headers_within_the_bounds_pass():
     ((status, _, _),), _ = await asked(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 50 + b"\r\n", max_headers=50)
     assert status == 200

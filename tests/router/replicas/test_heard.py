@@ -1,5 +1,6 @@
 """What other replicas tell is booked, and whatever is lost or dies on the way, no load stays behind."""
 
+import logging
 import random
 
 import numpy as np
@@ -92,16 +93,18 @@ def test_what_is_heard_of_ourselves_counts_nothing(pools, heard):
     assert heard.counts.own == 1
 
 
-def test_a_replica_that_says_goodbye_leaves_at_once(pools, heard, peer):
+def test_a_replica_that_says_goodbye_leaves_at_once(pools, heard, peer, caplog):
+    caplog.set_level(logging.INFO)
     peer.reserve(("p", "w0", 0), 0.5, True, BLOCKS, 4.0)
     hear(heard, peer.state())
     hear(heard, peer.bye())
     assert load(pools) == ([0, 0], [0, 0])
     assert heard.names == ()
     assert heard.counts.silent == 0
+    assert [r.getMessage().split()[-1] for r in caplog.records] == ["there", "ends"]
 
 
-def test_a_silent_replica_leaves_after_a_while_and_comes_back_whole(pools, heard, peer):
+def test_a_silent_replica_leaves_after_a_while_and_comes_back_whole(pools, heard, peer, caplog):
     waits, runs = (peer.reserve(("p", "w0", 0), 0.5, True, BLOCKS, 60.0) for _ in range(2))
     peer.first_token(runs)
     hear(heard, peer.state(), 0.0)
@@ -111,6 +114,8 @@ def test_a_silent_replica_leaves_after_a_while_and_comes_back_whole(pools, heard
     assert load(pools) == ([0, 0], [0, 0])
     assert expected(pools, 4.0) == [8, 0]  # its requests may well have arrived
     assert heard.counts.silent == 1
+    (told,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "is silent and given up, with 2 requests" in told
     hear(heard, peer.state(), 10.0)
     assert load(pools) == ([2, 0], [1, 0])
     peer.free(waits, True)
@@ -179,6 +184,17 @@ def test_lost_messages_leave_nothing_behind(steps):
     assert load(pools) == ([0, 0], [0, 0])
     assert pools.by_name["p"].load.queue_s(1.0).tolist() == [0, 0]
     assert heard.flights == 0
+
+
+def test_what_comes_again_by_another_address_of_its_sender_counts_once(pools, heard, peer):
+    flight = peer.reserve(("p", "w0", 0), 0.5, True, BLOCKS, 4.0)
+    reserved = peer.news()
+    peer.free(flight, False)
+    for message in (reserved, freed := peer.news(), reserved, freed, reserved):
+        hear(heard, message)
+    assert load(pools) == ([0, 0], [0, 0])
+    assert expected(pools) == [0, 0]
+    assert (heard.counts.messages, heard.counts.again, heard.counts.unknown_flights) == (2, 3, 0)
 
 
 def test_missing_messages_are_counted(heard, peer):

@@ -34,6 +34,10 @@ async def test_four_routers_share_their_load(tmp_path):
         w0.gate = w1.gate = asyncio.Event()
         asks = [asyncio.create_task(four[i % 4].post(BODY)) for i in range(8)]
         await until(lambda: all(in_flight(r) == 8 for r in four))
+        page = four[0].router.metrics.page().decode()
+        for name, many in (("in_flight", 2), ("replicas_in_flight", 6)):
+            lines = [line for line in page.splitlines() if line.startswith(f"warmwatch_router_{name}{{")]
+            assert sum(float(line.split()[-1]) for line in lines) == many
         chain = four[0].chain(BODY["prompt"])
         index = four[3].router.pools.index
         assert index.pending_blocks >= len(chain) > 2

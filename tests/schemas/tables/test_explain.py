@@ -151,6 +151,7 @@ def test_shadows_and_attempts_are_told() -> None:
         (request(ended_at=None, status=None, outcome_missing=True), "None was received in time: how it ended is not known."),
         (request(status=None, error="disconnect"), "Outcome: the client left before an answer, disconnect"),
         (request(status=504, error="timeout"), "Outcome: HTTP 504, timeout"),
+        (request(error="upstream"), "Outcome: HTTP 200, then the worker broke its answer off"),
         (request(decision_missing=True, policy=None), "No decision of this request was received in time"),
         (request(policy=None, worker=None, status=429, error="queue full"), "None: no worker could be chosen (see the outcome)."),
         (request(token_source="none", token_reason="too_long", prompt_tokens=None), "so only load decided (too_long)"),
@@ -267,6 +268,16 @@ def test_a_request_that_is_not_there_is_said_with_where_it_may_be_and_what_is_ne
     ):
         assert part in error
     assert error.count("chat-") == 1 + 5
+
+
+@pytest.mark.parametrize("before", ["chatcmpl-", "cmpl-", "resp_"])
+def test_the_answers_own_id_finds_its_request(tmp_path: Path, capsys: pytest.CaptureFixture[str], before: str) -> None:
+    published(tmp_path, {"requests": [request(request_id="q-1"), request(request_id=f"{before}own")]})
+    for asked, found in ((f"{before}q-1", "q-1"), (f"{before}own", f"{before}own")):
+        assert main(["explain", asked, "--json", "--data-dir", str(tmp_path)]) == 0
+        assert f'"request_id": "{found}"' in capsys.readouterr().out
+    assert main(["explain", f"{before}q-2", "--data-dir", str(tmp_path)]) == 1
+    assert f"there is no request '{before}q-2'" in capsys.readouterr().err
 
 
 def test_no_requests_no_file_and_no_id_are_three_different_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
