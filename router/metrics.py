@@ -429,6 +429,7 @@ class ReplicasCollector(Collector):
             "messages_heard": ("Messages of other replicas", counts.messages),
             "bad_messages": ("What came on the port and is no message of a replica", link.bad_messages),
             "gaps": ("Messages of other replicas that did not come", counts.gaps),
+            "messages_again": ("Messages of other replicas that came again, by another address", counts.again),
             "given_up": ("Replicas that were silent for too long", counts.silent),
             "healed": ("Requests of other replicas booked or ended by their full state alone", counts.healed),
             "unknown_targets": ("Requests of other replicas to workers that are not here", counts.unknown_targets),

@@ -61,7 +61,7 @@ async def resolved(addresses: Sequence[str], before: Sequence[str], lookup: Look
         host, port = name
         try:
             found = await lookup(host, port)
-        except OSError:
+        except (OSError, UnicodeError):  # the latter for what can be no name
             out |= dict.fromkeys(a for a in before if a not in addresses and a.endswith(f":{port}"))
             continue
         for ip in found:

@@ -54,6 +54,7 @@ class HeardCounts:
     messages: int = 0
     own: int = 0  # our own, come back: our address is among the peers'
     gaps: int = 0  # messages missing between two
+    again: int = 0  # messages that came before, by another address of their sender
     silent: int = 0  # replicas given up
     unknown_targets: int = 0
     unknown_flights: int = 0  # first tokens and ends of requests that we never heard of
@@ -97,6 +98,9 @@ class Heard:
                 return
             replica = self._replicas[message.run] = _Replica(message.sender, message.seq - 1, now_s)
             log.info("replica %r is there", replica.name)
+        if message.seq <= replica.seq:
+            self.counts.again += 1
+            return
         self.counts.messages += 1
         self.counts.gaps += max(0, message.seq - replica.seq - 1)
         replica.seq, replica.heard_s = message.seq, now_s

@@ -163,7 +163,7 @@ class Link:
             except ValueError as e:
                 self.bad_messages += 1
                 if not self._said_bad:
-                    log.warning("something on the replicas' port is no message of a replica (said once): %s", e)
+                    log.warning("something on the replicas' port is no message of a replica (said once): %.300s", e)
                     self._said_bad = True
             except Exception:  # the top of this task's loop
                 self.errors += 1
@@ -189,17 +189,22 @@ class Link:
                 log.exception("the replicas' addresses could not be looked up")
 
     async def _connect(self) -> None:
-        wanted = await resolved(self._peers, self.connected, self._lookup)
-        for address in self.connected:
+        """Raises SettingsError for an address that cannot be one; those before it are connected to."""
+        before, wanted = self.connected, await resolved(self._peers, self.connected, self._lookup)
+        for address in before:
             if address not in wanted:
                 with contextlib.suppress(zmq.ZMQError):
                     self._sub.disconnect(address)
+        self.connected = tuple(a for a in before if a in wanted)
         for address in wanted:
             if address not in self.connected:
-                self._sub.connect(address)
-        if wanted != self.connected:
-            log.info("replicas at %s", ", ".join(wanted) or "no address")
-        self.connected = wanted
+                try:
+                    self._sub.connect(address)
+                except zmq.ZMQError as e:
+                    raise SettingsError(f"setting `replica_peers`: cannot connect to {address}: {e.strerror or e}") from e
+                self.connected += (address,)
+        if set(before) != set(self.connected):
+            log.info("replicas at %s", ", ".join(self.connected) or "no address")
 
     def _prepare(self) -> None:
         for socket in (self._sub, self._pub):

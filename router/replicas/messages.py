@@ -153,7 +153,7 @@ def _events(rows: list[Any], packed: bytes) -> tuple[Event, ...]:
             _, flight, pool, worker, rank, prefill_s, streams, count, ttl_s = row
             if not 0 <= _whole(count) <= min(MAX_BLOCKS, len(blocks) - at):
                 raise ValueError("more blocks than there are, or than may be")
-            names = blocks[at : at + count]
+            names = blocks[at : at + count].copy()  # who keeps them keeps no other's
             place = _place(pool, worker, rank)
             out.append(Reserved(_whole(flight), place, _seconds(prefill_s), _flag(streams), names, _seconds(ttl_s)))
             at += count

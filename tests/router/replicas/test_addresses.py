@@ -46,5 +46,9 @@ async def test_a_name_leads_to_all_its_addresses_and_a_failed_lookup_changes_not
     assert await resolved(["tcp://routers:5570"], (), lookup) == ()
 
 
+async def test_what_can_be_no_name_leads_nowhere():
+    assert await resolved([f"tcp://{'a' * 64}:5570"], (), system_lookup) == ()
+
+
 async def test_the_systems_lookup_knows_loopback():
     assert "127.0.0.1" in await system_lookup("127.0.0.1", 5570)

@@ -46,6 +46,12 @@ def test_fields_of_later_versions_are_ignored():
     assert read({"more": 1, "events": [["f", 3]]}).events == (FirstToken(3),)
 
 
+def test_a_reservations_blocks_keep_no_others_alive():
+    events = tuple(Reserved(n, PLACE, 0.1, True, np.arange(n, dtype=np.uint64), 1.0) for n in (1, MAX_BLOCKS))
+    small, _ = decode(encode(Message("r", "x", 1, "k", events))).events
+    assert small.blocks.base is None
+
+
 def test_seconds_are_bounded():
     assert read({"flights": [[1, *PLACE, 1e9, True, True]]}).flights[0].prefill_s == 600
 
