@@ -154,7 +154,11 @@ def test_each_decision_says_what_other_policies_would_have_done(fleet: Fleet) ->
 
 def test_a_request_that_was_sent_again_is_explained_with_its_attempts(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = conversation("hal", 2)
-    holder = fleet.ask(first).worker
+    asked = fleet.ask(first)
+    holder = asked.worker
+    until(
+        lambda: fleet.rows("SELECT 1 FROM requests WHERE request_id = ? AND event_hit_tokens IS NOT NULL", asked.request_id), "its events"
+    )
     fleet.simulate(holder, "fail", status=503, requests=1)
     answer = fleet.ask(second)
     assert answer.worker != holder

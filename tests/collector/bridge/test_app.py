@@ -71,7 +71,7 @@ def fleet(*workers: dict[str, Any]) -> Fleet:
 
 def settings(**more: Any) -> BridgeSettings:
     quick = {"load_interval_s": 0.05, "discovery_interval_s": 0.1, "replay_silence_s": 0.2, "http_timeout_s": 1.0, "stop_timeout_s": 2.0}
-    return BridgeSettings.model_validate({"hash_key": HASH_KEY, "stream": "memory://s", **quick, **more})
+    return BridgeSettings.model_validate({"hash_key": HASH_KEY, "stream": "memory://s", "metrics_port": 0, **quick, **more})
 
 
 def values(stream: Stream, topic: str) -> list[bytes]:
@@ -230,7 +230,19 @@ def test_the_command_serves_a_worker_and_sigterm_ends_it_cleanly_without_a_token
             f'events = "{engine.events}"\nreplay = "{engine.replay}"\n'
         )
         address = f"local:{tmp_path / 'stream.sqlite'}"
-        argv = ["bridge", "--fleet", str(fleet_file), "--stream", address, "--hash-key-file", str(tmp_path / "key"), "--log-level", "debug"]
+        argv = [
+            "bridge",
+            "--fleet",
+            str(fleet_file),
+            "--stream",
+            address,
+            "--hash-key-file",
+            str(tmp_path / "key"),
+            "--log-level",
+            "debug",
+            "--metrics-port",
+            "0",
+        ]
         process = subprocess.Popen(
             [sys.executable, "-m", "warmwatch", *argv],
             stderr=subprocess.PIPE, text=True, env={"PATH": os.environ["PATH"]}, cwd=Path(__file__).parents[3],
