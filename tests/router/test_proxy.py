@@ -452,6 +452,9 @@ async def test_tokens_come_from_the_engine_when_the_pool_has_no_tokenizer():
         ("/v1/chat/completions", {"messages": [X], "tools": [5]}, "text", "tool"),
         ("/v1/chat/completions", {}, "none", "messages"),
         ("/v1/completions", {"prompt": ["one", "two"]}, "exact", "batch of 2"),
+        ("/v1/completions", {"prompt": "x", "truncate_prompt_tokens": {}}, "text", ""),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [5]}]}, "text", ""),
+        ("/v1/chat/completions", {"messages": []}, "none", ""),
     ],
 )
 async def test_a_prompt_that_cannot_be_told_is_routed_all_the_same_and_the_record_says_why(path, body, source, reason):
@@ -459,7 +462,8 @@ async def test_a_prompt_that_cannot_be_told_is_routed_all_the_same_and_the_recor
         assert (await r.post({"model": "tiny", **body}, path))[0] == 200
         (d,), _ = await r.records()
         assert (d.token_source, d.chain, len(engine.seen)) == (source, None, 1)
-        assert reason in d.token_reason
+        assert reason in d.token_reason, d.token_reason
+        assert "Error" not in d.token_reason, "a class's name tells a person nothing"
 
 
 async def test_long_prompts_are_tokenized_beside_the_loop():
