@@ -139,7 +139,7 @@ async def test_a_web_page_cannot_change_the_policy(pools):
         ("POST", "/workers", b"{", 400, "unexpected end"),
         ("POST", "/workers", b'{"pool": "a"}', 400, "setting `url`: Field required"),
         ("POST", "/workers", b'{"pool": "a", "url": "gpu:1"}', 400, "`url`: must be an http:// or https://"),
-        ("POST", "/workers", b'{"pool": "a", "url": "http://gpu:1", "rank": 2}', 400, "'rank' is not known here; there are pool, name, url, engine"),
+        ("POST", "/workers", b'{"pool": "a", "url": "http://gpu:1", "rank": 2}', 400, "'rank' is not known here; there are pool, name"),
         ("POST", "/workers", b'{"pool": "c", "url": "http://gpu:1"}', 400, "there is no pool 'c'; there are a, b"),
         ("POST", "/workers", b'{"pool": "a", "url": "http://127.0.0.1:1"}', 400, "has 127.0.0.1:1 at http://127.0.0.1:1 already"),
         ("POST", "/workers/a/x/drain", b"", 400, "the pool a has no worker 'x'; it has 127.0.0.1:1"),
