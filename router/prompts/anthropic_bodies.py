@@ -12,11 +12,12 @@ from typing import Any
 
 from router.prompts.asked import Asked, Body, Chat, refuse
 from router.prompts.conversation import BILLING_HEADER, UnsupportedPrompt
-from router.prompts.openai_bodies import messages_in, template_values
+from router.prompts.openai_bodies import messages_in, refuse_given_ids, template_values
 
 
 def messages(body: Body) -> Asked:
     refuse(body, "context_management", "mcp_servers", "container")
+    refuse_given_ids(body)
     out: list[dict[str, Any]] = []
     system = _system(body.get("system"))
     if system:

@@ -60,8 +60,9 @@ class EngineTokens:
         if time.monotonic() < self._not_before_s.get(pool.name, 0.0):
             raise UnsupportedPrompt("the workers' /tokenize does not answer")
         ids = await self._asked(pool, data)
-        self._kept[digest] = ids
-        self._kept_bytes += ids.nbytes + _ENTRY_BYTES
+        if digest not in self._kept:  # another request may have asked the same meanwhile
+            self._kept[digest] = ids
+            self._kept_bytes += ids.nbytes + _ENTRY_BYTES
         while self._kept_bytes > KEPT_BYTES:
             self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes + _ENTRY_BYTES
         return ids

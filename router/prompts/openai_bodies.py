@@ -20,7 +20,7 @@ _TRANSFORMERS_OWN = frozenset(
 
 def chat(body: Body) -> Asked:
     refuse(body, *_ENGINES_OWN)
-    _refuse_given_ids(body)
+    refuse_given_ids(body)
     return Asked(
         Chat(
             messages_in(body), tools_in(body), template_values(body, add_generation_prompt=body.get("add_generation_prompt") is not False)
@@ -33,7 +33,7 @@ def chat(body: Body) -> Asked:
 
 def completion(body: Body) -> Asked:
     refuse(body, *_ENGINES_OWN, "suffix")
-    _refuse_given_ids(body)
+    refuse_given_ids(body)
     texts, ids = prompts_of(body.get("prompt"))
     special = body.get("add_special_tokens") is not False
     return Asked(texts=texts, ids=ids, special=special, keep=kept(body), reads_cache=_reads_cache(body, body.get("logprobs") is not None))
@@ -89,7 +89,8 @@ def _reads_cache(body: Body, echo_logprobs: bool) -> bool:
     return body.get("prompt_logprobs") is None and not (body.get("echo") is True and echo_logprobs)
 
 
-def _refuse_given_ids(body: Body) -> None:
+def refuse_given_ids(body: Body) -> None:
+    """Ids that a prefill worker forwards stand in for the messages. Raises UnsupportedPrompt."""
     transfer = body.get("kv_transfer_params")
     if isinstance(transfer, Mapping) and transfer.get("prompt_token_ids") is not None:
         raise UnsupportedPrompt("token ids in kv_transfer_params")

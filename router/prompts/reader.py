@@ -31,7 +31,7 @@ import numpy as np
 
 from router.pools import PoolState
 from router.prompts import openai_bodies
-from router.prompts.asked import Asked, Body
+from router.prompts.asked import Asked, Body, refuse
 from router.prompts.conversation import UnsupportedPrompt, plain_chat
 from router.prompts.engine_tokens import EngineTokens
 from router.prompts.known import ChatIds, KnownChats, TooLong
@@ -145,7 +145,13 @@ class PromptReader:
             reason = str(e)
         except UnsupportedPrompt as e:
             reason = str(e)
-        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as e:  # fields of a wrong type, for the engine to refuse
+        except (
+            ValueError,
+            TypeError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+        ) as e:  # fields of a wrong type, for the engine to refuse
             reason = "the body is not of the endpoint's form"
             log.debug("prompt not read: %s", e)
         return self._by_text(pool, mode, asked, body, body_bytes, lora, reason, skipped, started)
@@ -202,6 +208,12 @@ class PromptReader:
 
     async def _ids(self, pool: PoolState, mode: Mode, asked: Asked, body: Body, body_bytes: int) -> _Ids:
         """Raises UnsupportedPrompt, _Skipped."""
+        if self._pools.get(pool.name, PoolTokens()).engine == "sglang":
+            refuse(body, "extra_key", "lora_path")  # both are part of its blocks' names
+        if asked.cuts_to_model:
+            most = pool.served.max_model_len if pool.served is not None else None
+            if most is None or body_bytes >= most:  # a token has at least a byte
+                raise UnsupportedPrompt("truncation: the engine may cut the prompt")
         if asked.ids:
             return _of_ids(asked, [np.asarray(i) for i in asked.ids])
         if mode == "exact":
@@ -212,12 +224,10 @@ class PromptReader:
         return _of_ids(asked, list(await self._engine.ids(pool, asked, body.get("model"))))
 
     async def _local_ids(self, pool: PoolState, tokenizer: LocalTokenizer, asked: Asked, body: Body, body_bytes: int) -> _Ids:
-        if asked.cuts_to_model:
-            most = pool.served.max_model_len if pool.served is not None else None
-            if most is None or body_bytes >= most:  # a token has at least a byte
-                raise UnsupportedPrompt("truncation: the engine may cut the prompt")
         if tokenizer.lower_case:
             raise UnsupportedPrompt("the engine lowers the text first")
+        if asked.special and not tokenizer.added_are_sure:
+            raise UnsupportedPrompt("tokenizer.json and tokenizer_config.json differ in the tokens added to a text")
         if asked.chat is not None:
             if self._pools.get(pool.name, PoolTokens()).engine == "sglang":
                 plain_chat(asked.chat.messages, asked.chat.tools, asked.chat.values)
@@ -233,7 +243,7 @@ class PromptReader:
         assert chat is not None
         known = self._known_chats(pool, tokenizer)
         if known is None or (asked.special and not tokenizer.added_are_fixed):
-            if tokenizer.segments is None and body_bytes > INLINE_CHARACTERS:
+            if body_bytes > INLINE_CHARACTERS:
                 text = await self._in_thread(partial(tokenizer.rendered, chat))
             else:
                 text = tokenizer.rendered(chat)

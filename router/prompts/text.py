@@ -39,7 +39,7 @@ def text_of(body: Mapping[str, Any]) -> bytes | None:
     front = [body.get(name) for name in ("tools", "system", "instructions", "previous_response_id")]
     try:
         return orjson.dumps([*front, _without_media(given)])
-    except orjson.JSONEncodeError:  # lone surrogates
+    except (orjson.JSONEncodeError, RecursionError):  # nested more deeply than can be written
         return None
 
 

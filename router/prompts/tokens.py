@@ -49,11 +49,17 @@ class LocalTokenizer:
         cache_bytes: int = DEFAULT_BYTES,
         chat_refusal: str | None = None,
         lower_case: bool = False,
+        adds: Mapping[str, Any] | None = None,
     ) -> None:
-        """chat_refusal: why chats cannot be told here. lower_case: an embedding model's engine lowers texts first."""
+        """chat_refusal: why chats cannot be told here. lower_case: an embedding model's engine lowers texts first. adds: of
+        tokenizer_config.json, whether the engine's tokenizer adds beginning and end tokens (`add_bos_token`, `add_eos_token`)."""
         self._tokenizer = tokenizer
         self._segments = SegmentCache.of(tokenizer, cache_bytes)
         self._around = _added_around(tokenizer)
+        told = [(adds or {}).get(f"add_{name}_token") for name in ("bos", "eos")]
+        done = [None, None] if self._around is None else [len(ids) > 0 for ids in self._around]
+        self.added_are_sure = all(t == d or not isinstance(t, bool) or d is None for t, d in zip(told, done, strict=True))
+        """Whether the folder's files tell the same of beginning and end tokens: some models' tokenizers heed one file, some the other."""
         env = environment()
         self._special = dict(special)
         self._templates = {name: ChatTemplate.of(source, env) for name, source in templates.items()}
@@ -81,7 +87,7 @@ class LocalTokenizer:
         lower_case = _json_object(folder / "sentence_bert_config.json").get("do_lower_case") is True
         refusal = _chat_refusal(folder, tokenizer)
         try:
-            return cls(tokenizer, _templates(folder, config), _special_tokens(folder, config), cache_bytes, refusal, lower_case)
+            return cls(tokenizer, _templates(folder, config), _special_tokens(folder, config), cache_bytes, refusal, lower_case, config)
         except jinja2.TemplateSyntaxError as e:
             raise SettingsError(f"tokenizer {folder}: the chat template is broken at line {e.lineno}: {e.message}") from e
 

@@ -6,6 +6,7 @@ import threading
 
 import aiohttp
 import numpy as np
+import orjson
 import pytest
 
 from router.endpoints import ENDPOINTS
@@ -19,6 +20,7 @@ from schemas.block_hash import HashKey
 from schemas.fleet import Fleet, Pool, Worker
 from schemas.settings import SettingsError
 from tests.router.fake_engine import FakeEngine
+from tests.router.prompts.test_known import tokenizer as made_tokenizer
 from tests.router.recordings import TOKENIZER
 
 BLOCK = 16
@@ -45,8 +47,8 @@ class Reads:
         given = {"tokenize_timeout_s": 2.0, "max_prompt_chars": 0, "max_waiting_prompts": 8} | bounds
         self.reader = PromptReader(session, pools=pool_tokens(fleet, by, tokenizers), **given)
 
-    async def __call__(self, body, path="/v1/chat/completions", lora=None):
-        return await self.reader.read(self.pool, body, len(str(body)), lora, ENDPOINTS[path].reads)
+    async def __call__(self, body, path="/v1/chat/completions", lora=None, size=None):
+        return await self.reader.read(self.pool, body, size or len(str(body)), lora, ENDPOINTS[path].reads)
 
     def chain(self, ids, lora=None, salt=None):
         return self.pool.chain(np.asarray(ids, np.uint32), lora, salt).tolist()
@@ -122,10 +124,69 @@ async def test_what_cannot_be_exact_goes_by_its_text_with_the_reason(path, body,
     assert prompt.guessed_tokens > 100
 
 
+def nested(levels, inner="1"):
+    return '{"a":' * levels + inner + "}" * levels
+
+
+@pytest.mark.parametrize("name", ["served", "loop.last"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"messages":[{"role":"user","content":[{"type":"image","x":' + nested(900) + "}]}]}",
+        '{"messages":[{"role":"user","content":' + '[{"content":' * 480 + '"x"' + "}]" * 480 + "}]}",
+        '{"messages":[{"role":"user","content":"x","more":' + nested(900) + "}]}",
+        '{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"parameters":' + nested(900) + "}}]}",
+        '{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":' + nested(900) + "}",
+        '{"messages":[{"role":"user","content":"x"}],"tools":5,"chat_template_kwargs":5}',
+        '{"messages":[5]}',
+        '{"messages":{"a":1}}',
+        '{"messages":[{"role":"assistant","tool_calls":5}],"cache_salt":{}}',
+        '{"prompt":[[1],["x"]],"input":[[1],["x"]]}',
+        '{"input":[5],"instructions":5,"tools":[5],"reasoning":5}',
+        '{"system":[5],"messages":[{"role":"user","content":[5]}]}',
+    ],
+)
+async def test_no_body_is_an_error(body, name, session):
+    reads = Reads(session, made_tokenizer(name))
+    for path in ENDPOINTS:
+        for _ in range(2):
+            assert (await reads(orjson.loads(body), path, size=len(body))).source in ("exact", "text", "none")
+
+
+async def test_truncation_by_the_engine_is_told_in_every_mode(session):
+    async with FakeEngine("w", tokens=list(range(50))).serving() as engine:
+        prompt = await Reads(session, None, engine.url)({"input": LONG, "truncation": "auto"}, "/v1/responses")
+    assert (prompt.source, "truncation" in prompt.reason) == ("text", True)
+
+
+async def test_ids_that_stand_in_for_the_messages_are_the_engines_matter(session, tokenizer):
+    body = {**CHAT, "kv_transfer_params": {"prompt_token_ids": [1, 2]}}
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        assert "kv_transfer_params" in (await Reads(session, tokenizer)(body, path)).reason
+
+
+@pytest.mark.parametrize("body", [{"prompt": LONG}, {"prompt": [7] * 100}])
+@pytest.mark.parametrize("field", ["extra_key", "lora_path"])
+async def test_what_sglang_names_blocks_by_besides_is_not_left_out(body, field, session, tokenizer):
+    prompt = await Reads(session, tokenizer, engine="sglang")({**body, field: "x"}, "/v1/completions")
+    assert (prompt.source, field in prompt.reason) == ("text", True)
+    assert (await Reads(session, tokenizer)({**body, field: "x"}, "/v1/completions")).source == "exact"
+
+
+async def test_texts_are_not_exact_where_the_tokens_added_to_them_are_unsure(session):
+    tokenizer = LocalTokenizer.from_dir(TOKENIZER)
+    tokenizer.added_are_sure = False
+    reads = Reads(session, tokenizer)
+    assert (await reads({"prompt": LONG}, "/v1/completions")).source == "text"
+    assert (await reads({"prompt": LONG, "add_special_tokens": False}, "/v1/completions")).source == "exact"
+    assert (await reads(CHAT)).source == "exact"
+
+
 @pytest.mark.parametrize("body", [{}, {"messages": []}, {"messages": None}, {"prompt": ""}, {"input": []}])
 @pytest.mark.parametrize("path", ENDPOINTS)
-async def test_a_body_without_a_prompt_is_none_of_them_and_no_error(path, body, session, tokenizer):
-    prompt = await Reads(session, tokenizer)(body, path)
+@pytest.mark.parametrize("name", ["served", "loop.last"])
+async def test_a_body_without_a_prompt_is_none_of_them_and_no_error(path, body, name, session):
+    prompt = await Reads(session, made_tokenizer(name))(body, path)
     if prompt.source != "exact":  # an empty text or chat has ids
         assert (prompt.source, prompt.chain) == ("none", None)
         assert prompt.reason
@@ -182,6 +243,14 @@ async def test_the_engine_is_asked_once_for_the_same_prompt(session):
         assert (await reads({"prompt": [5] * 40}, "/v1/completions")).source == "exact"
         assert (await reads({"messages": [USER, IMAGE]})).source == "text"
         assert (await reads({"prompt": LONG}, "/v1/completions")).source == "engine"
+
+
+async def test_siblings_that_ask_the_engine_at_once_are_kept_and_counted_once(session):
+    async with FakeEngine("w", tokens=list(range(50))).serving() as engine:
+        reads = Reads(session, None, engine.url)
+        await asyncio.gather(*(reads(CHAT) for _ in range(8)))
+        (ids,) = reads.reader._engine._kept.values()
+        assert ids.nbytes < reads.reader._engine._kept_bytes < 2 * ids.nbytes + 300
 
 
 async def test_an_engine_that_cannot_tokenize_is_left_alone_after_a_while_and_prompts_go_by_text(session):

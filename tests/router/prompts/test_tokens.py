@@ -109,6 +109,28 @@ def test_a_template_that_raises_or_reaches_out_of_its_sandbox_is_a_refused_promp
         LocalTokenizer.from_dir(folder_with(tmp_path, template)).render([{"role": "user", "content": "a"}])
 
 
+@pytest.mark.parametrize(
+    ("config", "adds", "sure"),
+    [
+        ({}, None, True),
+        ({}, "$A", True),
+        ({"add_bos_token": False, "add_eos_token": False}, None, True),
+        ({"add_bos_token": True}, None, False),
+        ({"add_bos_token": True, "add_eos_token": None}, "<|im_start|> $A", True),
+        ({"add_bos_token": False}, "<|im_start|> $A", False),
+        ({"add_bos_token": True, "add_eos_token": False}, "<|im_start|> $A <|im_end|>", False),
+    ],
+)
+def test_files_that_differ_in_what_a_text_gets_are_told(tmp_path, config, adds, sure):
+    folder = folder_with(tmp_path, "x", config)
+    if adds is not None:
+        plain = Tokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+        marks = [(t, plain.token_to_id(t)) for t in ("<|im_start|>", "<|im_end|>")]
+        plain.post_processor = processors.TemplateProcessing(single=adds, special_tokens=marks)
+        plain.save(str(folder / "tokenizer.json"))
+    assert LocalTokenizer.from_dir(folder).added_are_sure is sure
+
+
 def test_a_broken_template_names_its_line(tmp_path):
     with pytest.raises(SettingsError, match="line 2"):
         LocalTokenizer.from_dir(folder_with(tmp_path, "a\n{% for %}"))
