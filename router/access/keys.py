@@ -62,7 +62,7 @@ class _Part(BaseModel):
 
 class KeyEntry(_Part):
     name: str = Field(min_length=1, max_length=200, pattern=r"^[^\s/]+$", description="no slash or white space")
-    sha256: Annotated[str, BeforeValidator(_digest)]
+    sha256: Annotated[str, BeforeValidator(_digest)] = Field(repr=False)
     tenant: str = Field("default", min_length=1, max_length=200)
     requests_per_minute: int | None = Field(None, ge=1)
     tokens_per_minute: int | None = Field(None, ge=1)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.access.keys import load_keys
+from router.access.keys import KeyEntry, load_keys
 from router.access.rates import Limits
 from router.access.refusal import Refused
 from schemas.settings import SettingsError
@@ -92,6 +92,7 @@ def test_a_key_ends_when_it_expires(ring):
 
 def test_a_repr_tells_no_hash(ring):
     assert repr(ring) == "Keyring(2 keys)"
+    assert sha(KEY) not in repr(KeyEntry(name="a", sha256=sha(KEY)))
 
 
 @pytest.mark.parametrize(

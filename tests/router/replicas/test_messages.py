@@ -1,5 +1,7 @@
 """The bytes between replicas: what is written is read, and nothing else is."""
 
+import contextlib
+
 import numpy as np
 import orjson
 import pytest
@@ -91,6 +93,21 @@ def test_what_is_no_message_is_refused(content, blocks):
 def test_frames_of_something_else_are_refused(frames):
     with pytest.raises(ValueError, match=r"."):
         decode(frames)
+
+
+strange = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=9) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=9,
+)
+rows = st.lists(st.tuples(st.sampled_from("rfx"), st.lists(strange, max_size=8)).map(lambda row: [row[0], *row[1]]) | strange, max_size=3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from([*HEAD, "bye"]), strange, max_size=2), rows, strange | st.lists(strange), st.binary(max_size=24))
+def test_strange_json_is_read_or_refused(head, events, flights, blocks):
+    with contextlib.suppress(ValueError):
+        read(head | {"events": events, "flights": flights}, blocks)
 
 
 @given(st.binary(max_size=60), st.binary(max_size=24))
