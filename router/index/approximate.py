@@ -19,7 +19,7 @@ from collections import deque
 
 import numpy as np
 
-from router.index.table import BlockTable, Overlaps
+from router.index.table import MAX_SLOTS, BlockTable, Overlaps
 from schemas.block_hash import U64
 
 _BYTES_A_BLOCK = 44
@@ -54,7 +54,7 @@ class ApproximateIndex:
     def fit(self, slots: int) -> None:
         """`match` answers for so many slots at least."""
         if slots > self._table.slots:
-            self._table.fit(slots)
+            self._table.fit(min(slots, MAX_SLOTS))
             self._counting = _all(self._table)
 
     def learn(self, slot: int, chain: U64, now_s: float) -> None:

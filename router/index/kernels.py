@@ -22,11 +22,12 @@ BLOCKS, EXTRAS = 0, 1
 TIERS, EXPECTED, LEVELS = 3, 3, 4
 """Levels of a member: the tiers from the nearest on, then what is expected there."""
 
-# Places in `State.num`. DEPTH and ROWS: one for each of the two indexes.
+# Places in `State.num`. DEPTH, ROWS and SWEPT: one for each of the two indexes.
 DEPTH, ROWS = 0, 2
 SEGMENT_BITS, SEGMENTS, ENTRIES_TOP, FREE_ENTRY, SETS_TOP, FREE_SET, WORDS, LANES, LIMIT_BYTES = range(4, 13)
-DEAD, STALE, UNKNOWN, REFUSED, GIVEN_UP = range(13, 18)
-NUMBERS = 18
+DEAD, STALE, SWEPT = 13, 14, 15
+UNKNOWN, REFUSED, GIVEN_UP = range(17, 20)
+NUMBERS = 20
 HASH, REFS, SIZE, NEXT, FOUND = range(5)
 """Columns of `State.info`. FOUND: 1 when the set is in `buckets`. SIZE -1: the number is free, NEXT is the next free one."""
 GENERATION, COPIES, EXTRA_ROWS = range(3)
@@ -38,8 +39,10 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _HIGH = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 _STORED, _REMOVED = int(Kind.STORED), int(Kind.REMOVED)
-_MOST_COPIES = 1023
-"""`State.members` of an extra entry: generation of the slot (10 bits) | slot (12 bits) | copies (10 bits)."""
+_MOST_COPIES = 0xFFFF
+"""`State.members` of an extra entry: generation of the slot (4 bits) | slot (12 bits) | copies (16 bits). The last bits of the
+generation serve to sweep only; an entry is found by its key, which is made from all of them."""
+_SLOT_SHIFT, _SLOT_MASK, _GENERATION_SHIFT, _GENERATION_MASK = 16, 0xFFF, 28, 0xF
 NOBODY = 4095
 """As the slot there: of expected copies, which are dropped one by one and never with their slot."""
 UNLEARNED, UNFOLLOWED = -1, -2
@@ -171,9 +174,16 @@ def _delete(t, which, key):  # type: ignore[no-untyped-def]
 
 
 @_njit(inline="always")
-def _used_bytes(t):  # type: ignore[no-untyped-def]
-    of_sets = t.num[SETS_TOP] * (t.sets.shape[1] + t.info.shape[1]) * 8
-    return (t.num[SEGMENTS] << (t.num[SEGMENT_BITS] + 3)) + t.num[ENTRIES_TOP] * ENTRY_BYTES + of_sets
+def _left_bytes(t, spared):  # type: ignore[no-untyped-def]
+    """How much of the limit is left, where sets count as at least `spared` bytes."""
+    of_sets = max(spared, t.num[SETS_TOP] * (t.sets.shape[1] + t.info.shape[1]) * 8)
+    return t.num[LIMIT_BYTES] - (t.num[SEGMENTS] << (t.num[SEGMENT_BITS] + 3)) - t.num[ENTRIES_TOP] * ENTRY_BYTES - of_sets
+
+
+@_njit(inline="always")
+def _left_for_blocks(t):  # type: ignore[no-untyped-def]
+    """Blocks leave a 32nd to the sets: where these can't change, nothing can be stored or removed, even if the blocks are all dead."""
+    return _left_bytes(t, t.num[LIMIT_BYTES] >> 5)
 
 
 @_njit(inline="always")
@@ -184,13 +194,15 @@ def _insert(t, which, key):  # type: ignore[no-untyped-def]
     used = t.segments[t.directory[which, high >> np.uint64(32 - t.num[DEPTH + which])], 0]
     if used >= size - (size >> 2) and not _make_room(t, which, high):
         return np.int64(0)
+    if t.num[FREE_ENTRY] == 0 and (t.num[ENTRIES_TOP] + 1 >= len(t.names) or _left_for_blocks(t) < ENTRY_BYTES):
+        _reclaim(t)
+        if t.num[FREE_ENTRY] == 0:
+            return np.int64(0)
     entry = t.num[FREE_ENTRY]
     if entry != 0:
         t.num[FREE_ENTRY] = t.members[entry]
     else:
         entry = t.num[ENTRIES_TOP]
-        if entry + 1 >= len(t.names) or _used_bytes(t) + ENTRY_BYTES > t.num[LIMIT_BYTES]:
-            return np.int64(0)
         t.num[ENTRIES_TOP] += 1
     t.names[entry] = key
     _put_in_segment(t, np.int64(t.directory[which, high >> np.uint64(32 - t.num[DEPTH + which])]), high << _HIGH | np.uint64(entry))
@@ -204,53 +216,88 @@ def _is_dead(t, which, entry):  # type: ignore[no-untyped-def]
     value = np.int64(t.members[entry])
     if which == BLOCKS:
         return t.info[value, SIZE] == 0
-    slot = (value >> 10) & 0xFFF
-    return slot != NOBODY and (value >> 22) != (t.of_slot[slot, GENERATION] & 0x3FF)
+    slot = (value >> _SLOT_SHIFT) & _SLOT_MASK
+    return slot != NOBODY and (value >> _GENERATION_SHIFT) != (t.of_slot[slot, GENERATION] & _GENERATION_MASK)
+
+
+@_njit()
+def _living(t, which, segment):  # type: ignore[no-untyped-def]
+    """Frees the segment's dead entries. Returns how many are left; their places stand in `scratch`, and are the caller's to put back where
+    there are fewer than before."""
+    any_dead = t.num[DEAD] if which == BLOCKS else t.num[STALE]
+    base = segment << t.num[SEGMENT_BITS]
+    n = 0
+    for r in range(base, base + (np.int64(1) << t.num[SEGMENT_BITS])):
+        value = t.places[r]
+        if value == np.uint64(0):
+            continue
+        entry = np.int64(value & _LOW)
+        if any_dead > 0 and _is_dead(t, which, entry):
+            t.num[ROWS + which] -= 1
+            if which == BLOCKS:
+                t.num[DEAD] -= 1
+                _let_go(t, np.int64(t.members[entry]))
+            else:
+                t.num[STALE] -= 1
+            _free_entry(t, entry)
+            continue
+        t.scratch[n] = value
+        n += 1
+    return n
+
+
+@_njit()
+def _put_back(t, segment, other, n):  # type: ignore[no-untyped-def]
+    """The n places in `scratch` are all that the segment holds; with another one (from 0), both, by the bit that tells them apart."""
+    base = segment << t.num[SEGMENT_BITS]
+    t.places[base : base + (np.int64(1) << t.num[SEGMENT_BITS])] = np.uint64(0)
+    t.segments[segment, 0] = 0
+    shift = np.uint64(64 - t.segments[segment, 1])
+    for i in range(n):
+        to = segment
+        if other >= 0 and (t.scratch[i] >> shift) & np.uint64(1):
+            to = other
+        _put_in_segment(t, to, t.scratch[i])
 
 
 @_njit()
 def _make_room(t, which, high):  # type: ignore[no-untyped-def]
     """Room for one more in the segment: without its dead entries, or in two. One segment is all that is touched. False: no room."""
-    bits = t.num[SEGMENT_BITS]
-    size = np.int64(1) << bits
+    size = np.int64(1) << t.num[SEGMENT_BITS]
     most = size - (size >> 2)
-    any_dead = t.num[DEAD] if which == BLOCKS else t.num[STALE]
     while True:
         segment = np.int64(t.directory[which, high >> np.uint64(32 - t.num[DEPTH + which])])
         before = t.segments[segment, 0]
         if before < most:
             return True
-        base = segment << bits
-        n = 0
-        for r in range(base, base + size):
-            value = t.places[r]
-            if value == np.uint64(0):
-                continue
-            entry = np.int64(value & _LOW)
-            if any_dead > 0 and _is_dead(t, which, entry):
-                t.num[ROWS + which] -= 1
-                if which == BLOCKS:
-                    t.num[DEAD] -= 1
-                    _let_go(t, np.int64(t.members[entry]))
-                else:
-                    t.num[STALE] -= 1
-                _free_entry(t, entry)
-                continue
-            t.scratch[n] = value
-            n += 1
-        depth = t.segments[segment, 1]
+        n = _living(t, which, segment)
         other = np.int64(-1)
         if n > most - (size >> 3):
             other = _new_segment(t, which, segment, high)
             if other < 0 and n == before:
                 return False
-        t.places[base : base + size] = np.uint64(0)
-        t.segments[segment, 0] = 0
-        for i in range(n):
-            to = segment
-            if other >= 0 and (t.scratch[i] >> np.uint64(63 - depth)) & np.uint64(1):
-                to = other
-            _put_in_segment(t, to, t.scratch[i])
+        _put_back(t, segment, other, n)
+
+
+@_njit()
+def _reclaim(t):  # type: ignore[no-untyped-def]
+    """Frees dead entries, a segment after the other from where the last call stopped, until there is a free one.
+
+    Of blocks, all that are counted as dead are found. Of copies, those of sixteen generations ago may not be: one segment a call then.
+    """
+    for which in range(2):
+        depth = t.num[DEPTH + which]
+        tried = np.int64(0)
+        while tried >> depth == 0 and t.num[FREE_ENTRY] == 0 and t.num[DEAD if which == BLOCKS else STALE] > 0:
+            at = t.num[SWEPT + which] >> (32 - depth)
+            segment = np.int64(t.directory[which, at])
+            span = np.int64(1) << (depth - t.segments[segment, 1])
+            t.num[SWEPT + which] = (at + span) << (32 - depth) & np.int64(_LOW)
+            tried += span if which == BLOCKS else np.int64(1) << depth
+            before = t.segments[segment, 0]
+            n = _living(t, which, segment)
+            if n < before:
+                _put_back(t, segment, np.int64(-1), n)
 
 
 @_njit()
@@ -259,7 +306,7 @@ def _new_segment(t, which, segment, high):  # type: ignore[no-untyped-def]
     depth = t.segments[segment, 1]
     bits = t.num[SEGMENT_BITS]
     other = t.num[SEGMENTS]
-    if other >= len(t.segments) or _used_bytes(t) + (np.int64(8) << bits) > t.num[LIMIT_BYTES]:
+    if other >= len(t.segments) or _left_for_blocks(t) < np.int64(8) << bits:
         return np.int64(-1)
     if depth == t.num[DEPTH + which]:
         if depth == MAX_DEPTH or (np.int64(2) << depth) > t.directory.shape[1]:
@@ -337,7 +384,7 @@ def _toggled(t, s, at, bit, member):  # type: ignore[no-untyped-def]
         t.num[FREE_SET] = t.info[c, NEXT]
     else:
         c = t.num[SETS_TOP]
-        if c >= len(t.info) or _used_bytes(t) + (width + t.info.shape[1]) * 8 > t.num[LIMIT_BYTES]:
+        if c >= len(t.info) or _left_bytes(t, np.int64(0)) < (width + t.info.shape[1]) * 8:
             return np.int64(-1)
         t.num[SETS_TOP] += 1
     for w in range(width):
@@ -418,10 +465,10 @@ def _store_copy(t, key, lane, level, slot):  # type: ignore[no-untyped-def]
     if entry == 0:
         return False
     if level < EXPECTED:
-        t.members[entry] = (t.of_slot[slot, GENERATION] & 0x3FF) << 22 | slot << 10 | 1
+        t.members[entry] = (t.of_slot[slot, GENERATION] & _GENERATION_MASK) << _GENERATION_SHIFT | slot << _SLOT_SHIFT | 1
         t.of_slot[slot, EXTRA_ROWS] += 1
     else:
-        t.members[entry] = NOBODY << 10 | 1
+        t.members[entry] = NOBODY << _SLOT_SHIFT | 1
     return True
 
 
@@ -640,7 +687,7 @@ def match(num, index, directory, names, members, sets, counting, chain, out):  #
     entry = np.uint64(0)
     for i in range(len(chain)):
         key = chain[i]
-        if names[entry + np.uint64(1)] == key:
+        if names[entry + np.uint64(1)] == key and key != np.uint64(0):  # 0 is the name of free entries
             entry += np.uint64(1)
         else:
             at = _find(index, directory, names, BLOCKS, depth, bits, key)

@@ -134,6 +134,7 @@ class PrefixIndex:
         self._slots: dict[WorkerId, Slot] = {}
         self._free: list[int] = []  # numbers of released slots
         self._numbers = 0
+        self._given_up = 0  # of the table's, those that cost trust already
         self._most_expected, self._expected_blocks = most_expected_blocks, 0
         self._expiry: list[tuple[float, int]] = []
         self._open: dict[int, Expectation] = {}
@@ -249,14 +250,15 @@ class PrefixIndex:
             self.counts.unexplained_gaps += 1
             slot.listing = None  # a part of it may be what was lost
             self._degrade(slot)
-        refused, given_up = self._table.refused, self._table.given_up
+        refused = self._table.refused
         if _PLAIN[kinds].all():
             self._apply_plain(slot, batch.events, batch.hashes)
         else:
             self._apply_marks(slot, batch)
         if self._table.refused > refused:
             self._degrade(slot)
-        if self._table.given_up > given_up:
+        if self._table.given_up > self._given_up:
+            self._given_up = self._table.given_up
             np.minimum(self.trust, DEGRADED, out=self.trust)
         slot.epoch, slot.seq = batch.epoch, batch.last_seq
         slot.newest_s = batch.bridge_time_s
@@ -309,31 +311,32 @@ class PrefixIndex:
 
     def drop(self, ticket: int) -> bool:
         """The request will not leave its blocks after all. False when they have expired or were dropped already: nothing happens then."""
-        expectation = self._open.pop(ticket, None)
-        if expectation is None:
-            return False
-        self._table.remove(expectation.slot, expectation.hashes, EXPECTED)
-        self._expected_blocks -= len(expectation.hashes)
-        return True
+        return self._end([ticket]) == 1
 
     def expire(self, now_s: float) -> None:
-        """Ends what is due, a slot's blocks in one call: a call costs 20 to 40 us, whatever it carries."""
-        due: dict[int, list[U64]] = {}
+        """Ends what is due."""
+        due = []
         while self._expiry and self._expiry[0][0] <= now_s:
-            expectation = self._open.pop(heapq.heappop(self._expiry)[1], None)
-            if expectation is not None:
-                due.setdefault(expectation.slot, []).append(expectation.hashes)
-                self._expected_blocks -= len(expectation.hashes)
-                self.counts.expired += 1
-        for slot, parts in due.items():
-            self._table.remove(slot, parts[0] if len(parts) == 1 else np.concatenate(parts), EXPECTED)
+            due.append(heapq.heappop(self._expiry)[1])
+        self.counts.expired += self._end(due)
 
     def _drop_next(self) -> bool:
         return self.drop(heapq.heappop(self._expiry)[1])
 
     def _expect_nothing_of(self, slot: Slot) -> None:
-        for ticket in [t for t, e in self._open.items() if e.slot == slot.number]:
-            self.drop(ticket)
+        self._end([t for t, e in self._open.items() if e.slot == slot.number])
+
+    def _end(self, tickets: list[int]) -> int:
+        """Ends those that are still open, a slot's blocks in one call: a call costs 20 to 40 us, whatever it carries. Returns how many."""
+        ended: dict[int, list[U64]] = {}
+        for ticket in tickets:
+            expectation = self._open.pop(ticket, None)
+            if expectation is not None:
+                ended.setdefault(expectation.slot, []).append(expectation.hashes)
+                self._expected_blocks -= len(expectation.hashes)
+        for slot, parts in ended.items():
+            self._table.remove(slot, parts[0] if len(parts) == 1 else np.concatenate(parts), EXPECTED)
+        return sum(map(len, ended.values()))
 
     def forget(self) -> None:
         """All blocks are gone and every slot is BLIND: the log was lost and is read anew."""
@@ -346,9 +349,10 @@ class PrefixIndex:
 
     def distrust(self, source: WorkerId) -> None:
         """Nothing is known of this worker any more: it is emptied and BLIND until its events go on."""
-        slot = self.slot(source)
-        self._table.clear(slot.number)
-        self._lose(slot)
+        slot = self._slots.get(source)
+        if slot is not None:
+            self._table.clear(slot.number)
+            self._lose(slot)
 
     def release(self, source: WorkerId) -> None:
         """The worker is gone for good: its slot is emptied, and its number goes to the next one that comes."""
@@ -440,10 +444,11 @@ class PrefixIndex:
         if not flags & LAST:
             return
         slot.listing = None
+        told = listing.names == self._table.copies_held(slot.number)
         if listing.storing:
-            self.trust[slot.number] = EXACT if flags & COMPLETE else DEGRADED
+            self.trust[slot.number] = EXACT if flags & COMPLETE and told else DEGRADED  # not so: some of it had no room
             self.counts.snapshots += 1
-        elif flags & COMPLETE and listing.names != self._table.copies_held(slot.number):
+        elif flags & COMPLETE and not told:
             self.counts.mismatches += 1
             self._degrade(slot)  # the next one replaces it
 

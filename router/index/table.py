@@ -96,7 +96,7 @@ class BlockTable:
         num[[k.WORDS, k.LANES, k.LIMIT_BYTES]] = self._words, self._lanes, self._limit_bytes
         directory = np.zeros((2, min(1 << k.MAX_DEPTH, 16 << segments.bit_length())), np.uint32)
         directory[k.EXTRAS, : 1 << _FIRST_DEPTH] = 1
-        entries = max(64, self._limit_bytes // k.ENTRY_BYTES)
+        entries = min(max(64, self._limit_bytes // k.ENTRY_BYTES), 1 << 32)
         places, names = _reserved(segments << self._segment_bits, np.uint64), _reserved(entries, np.uint64)
         members = _reserved(entries, np.uint32)
         return k.State(

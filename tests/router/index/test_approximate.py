@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from router.index.approximate import ApproximateIndex
+from router.index.table import MAX_SLOTS
 
 
 class NaiveApproximate:
@@ -78,6 +79,21 @@ def test_memory_is_bounded_and_goes_to_what_was_sent_last():
     assert [int(index.match(c, 300.0).held.max()) for c in (chains[0], chains[-20], chains[-1])] == [0, 1000, 1000]
     index.learn(5, np.arange(1, 1 << 20, dtype=np.uint64), 301.0)
     assert index.size_bytes <= 1 << 20
+
+
+def test_what_is_sent_all_the_time_outlives_its_first_thousands():
+    index = ApproximateIndex(1 << 22, 10.0)
+    for sent_s in (0.0, 5.0):
+        for _ in range(1500):
+            index.learn(0, names(1, 2, 3), sent_s)
+    assert [int(index.match(names(1, 2, 3), t).held[0]) for t in (11.0, 15.0)] == [3, 0]
+
+
+def test_it_answers_for_as_many_slots_as_the_exact_index():
+    index = ApproximateIndex(1 << 20, 10.0)
+    index.fit(64 * (MAX_SLOTS // 64 + 1))
+    index.learn(MAX_SLOTS - 1, names(1), 0.0)
+    assert index.match(names(1), 1.0).held[MAX_SLOTS - 1] == 1
 
 
 def test_after_a_long_silence_it_forgets_in_pieces():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from collector.bridge.record_builder import RecordBuilder
+from router.index import kernels
 from router.index.prefix_index import BLIND, DEGRADED, EXACT, PrefixIndex
 from router.index.table import GPU
 from schemas.kv_events import COMPLETE, EVENT, FIRST, LAST, WINDOW_SHIFT, WINDOWED, Kind, KvBatch, Tier, WorkerId, decode
@@ -287,6 +288,32 @@ def test_without_memory_a_worker_is_degraded_and_what_is_known_stays_true():
     assert 1000 < held(index, chain=names) <= index.rows
     index.apply(batch(A, 1, 50, (Kind.CLEARED, []), (Kind.STORED, names[:1000].tolist())), 0.0)
     assert (held(index, chain=names), trust(index)) == (1000, EXACT)
+
+
+def test_a_snapshot_of_which_something_had_no_room_does_not_heal():
+    index = PrefixIndex(limit_bytes=200_000)
+    names = np.random.default_rng(1).integers(1, 2**63, 40_000, dtype=np.uint64).tolist()
+    index.apply(batch(A, 1, 7, (Kind.SNAPSHOT, names, FIRST | COMPLETE)), 0.0)
+    refused = index.refused_blocks
+    index.apply(batch(A, 1, 7, (Kind.SNAPSHOT, [], LAST | COMPLETE)), 0.0)
+    assert (index.refused_blocks, trust(index)) == (refused, DEGRADED)
+
+
+def test_blocks_that_are_given_up_while_no_batch_is_applied_cost_trust_with_the_next():
+    index = index_of(started(A), started(B))
+    ticket = index.expect(index.slot(A).number, hashes_of(1, 2), 10.0)
+    index.apply(batch(B, 1, 1, (Kind.STORED, [1])), 0.0)
+    index._table._state.num[kernels.LIMIT_BYTES] = 0  # no room for a set that has B alone
+    index.drop(ticket)
+    assert (held(index, B), index.refused_blocks) == (0, 2)  # what was expected of A, too
+    index.apply(batch(A, 1, 1, (Kind.STORED, [])), 0.0)
+    assert (trust(index, A), trust(index, B)) == (DEGRADED, DEGRADED)
+
+
+def test_who_is_unknown_cannot_be_distrusted():
+    index = index_of()
+    index.distrust(A)
+    assert index.slots == ()
 
 
 def test_the_lag_is_the_age_of_what_is_not_applied_yet():

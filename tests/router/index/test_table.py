@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from router.index.kernels import FOLLOWED_GROUPS, UNFOLLOWED, UNLEARNED
-from router.index.table import CPU, DISK, EXPECTED, GPU, BlockTable
+from router.index.table import CPU, DISK, EXPECTED, GPU, MAX_SLOTS, BlockTable
 from schemas.kv_events import EVENT, WINDOWED, Kind, Tier
 from tests.router.index.naive import NaiveTable
 
@@ -224,6 +224,51 @@ def test_memory_is_used_again_after_a_slot_was_cleared():
     assert table.size_bytes < 1.5 * used
     table.clear_all()
     assert table.size_bytes < 100_000
+
+
+@pytest.mark.parametrize("limit_bytes", [300_000, 500_000, 1_000_000, 4_000_000])
+def test_a_full_table_uses_the_memory_of_what_was_cleared(limit_bytes):
+    rng = np.random.default_rng(1)
+    table, held = BlockTable(limit_bytes=limit_bytes), []
+    for slot in (0, 1, 0):
+        names = rng.integers(1, 2**63, limit_bytes // 14, dtype=np.uint64)
+        table.store(slot, names)
+        table.store(slot, names[:500])  # copies go, too
+        held.append(table.rows)
+        assert table.size_bytes <= limit_bytes
+        table.clear(slot)
+    assert table.refused
+    assert min(held) > 0.9 * held[0] > limit_bytes / 50
+
+
+def test_a_block_may_have_thousands_of_copies():
+    table = BlockTable()
+    for level in (GPU, EXPECTED):
+        table.store(MAX_SLOTS // 64, np.full(70_000, 7, np.uint64), level)
+        assert table.copies(MAX_SLOTS // 64, 7, level) == 1 + 0xFFFF
+        table.remove(MAX_SLOTS // 64, np.full(0xFFFF, 7, np.uint64), level)
+        assert table.copies(MAX_SLOTS // 64, 7, level) == 1
+    assert table.refused == 2 * (70_000 - 0x10000)
+
+
+def test_copies_of_sixteen_lives_ago_are_not_taken_for_those_of_now():
+    table = BlockTable(segment_bits=4)
+    for life in range(40):
+        table.store(3, hashes_of(7, 7))
+        table.store(3, np.arange(100 * life + 10, 100 * life + 60, dtype=np.uint64))
+        assert table.copies(3, 7) == 2
+        table.clear(3)
+        assert (table.copies(3, 7), table.rows) == (0, 0)
+    assert table.size_bytes < 20_000
+
+
+def test_no_block_is_named_0():
+    table = BlockTable()
+    table.store(0, hashes_of(1, 2, 3))
+    table.store(1, hashes_of(4))
+    table.store(0, hashes_of(4, 0))
+    table.remove(0, hashes_of(3, 2))  # what stood there is free now
+    assert matched(table, hashes_of(1, 0, 0)) == (1, 1, 0, 0, 1)
 
 
 def test_more_slots_or_lanes_than_fit_are_refused():
