@@ -158,11 +158,11 @@ class Server:
         try:
             await self.application(call.scope, call.receive, call.send)
             if not call.ended and not call.left:
-                log.error("%s %s was not answered to its end", call.scope["method"], call.scope["path"])
+                log.error("%s %r was not answered to its end", call.scope["method"], call.scope["path"])
         except asyncio.CancelledError:
             pass  # the client left, or the server stops
         except Exception:
-            log.exception("%s %s met an error of the router's own", call.scope["method"], call.scope["path"])
+            log.exception("%s %r met an error of the router's own", call.scope["method"], call.scope["path"])
         call.ensure_end()
 
 

@@ -457,6 +457,14 @@ async def test_an_error_of_the_application_is_told_without_its_text():
     assert status == 500
 
 
+async def test_a_path_with_a_line_break_makes_no_line_of_the_log(caplog):
+    async def broken(scope, receive, send):
+        raise RuntimeError
+
+    await asked(b"GET /a%0aforged HTTP/1.1\r\nhost: x\r\n\r\n", application=broken)
+    assert [r.getMessage() for r in caplog.records] == ["GET '/a\\nforged' met an error of the router's own"]
+
+
 @pytest.mark.parametrize("sized", [True, False])
 async def test_an_answer_that_is_not_brought_to_its_end_is_cut(sized):
     async def half(scope, receive, send):
