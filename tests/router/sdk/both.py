@@ -44,12 +44,13 @@ class _Engine:
 @contextlib.asynccontextmanager
 async def both(**settings: Any) -> AsyncIterator[tuple[Way, Way]]:
     given = {"port": 0, "instant": True, "model": "tiny", "answer_tokens": 8} | settings
-    async with (
-        MockWorker(MockEngineSettings(**given)) as direct,
-        MockWorker(MockEngineSettings(**given)) as behind,
-        running([_Engine("w0", behind.url)]) as router,  # type: ignore[list-item]
-    ):
-        yield Way(direct.url, direct, None), Way(router.url, behind, router)
+    direct, behind = MockWorker(MockEngineSettings(**given)), MockWorker(MockEngineSettings(**given))
+    await asyncio.gather(direct.__aenter__(), behind.__aenter__())
+    try:
+        async with running([_Engine("w0", behind.url)]) as router:  # type: ignore[list-item]
+            yield Way(direct.url, direct, None), Way(router.url, behind, router)
+    finally:
+        await asyncio.gather(direct.__aexit__(None, None, None), behind.__aexit__(None, None, None))
 
 
 async def alike(ways: tuple[Way, Way], scenario: Callable[[Way], Awaitable[Any]]) -> Any:
