@@ -377,7 +377,8 @@ class PrefixIndex:
 
     def _start_epoch(self, slot: Slot, complete: bool) -> None:
         self._table.clear(slot.number)
-        self._expect_nothing_of(slot)
+        if slot.epoch is not None:  # else it is the life that requests were sent into already
+            self._expect_nothing_of(slot)
         slot.listing = None
         self._forget_groups(slot)  # a restarted engine may cut otherwise
         self.trust[slot.number] = EXACT if complete else DEGRADED

@@ -103,7 +103,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         for part in (collector, bridge):
             part.ready(LIMIT_S)
         made = Fleet(router.ready(LIMIT_S)["router"], folder, {f"w{i}": w for i, w in enumerate(workers)})
-        for worker in workers:  # an index is exact from its worker's first event on, and expects nothing from before
+        for worker in workers:  # an index is exact from its worker's first event on
             _complete(worker.url, f"hello {worker.url}").close()
         until(lambda: _exact_workers(made.url) == len(workers), "exact indexes")
         yield made

@@ -81,8 +81,10 @@ class NaiveIndex:
 
     def start(self, source, trust):
         worker = self.worker(source)
-        worker.copies, worker.groups, worker.listing, worker.trust, worker.hopes = {}, {}, None, trust, Counter()
-        self.expected = {t: e for t, e in self.expected.items() if e[0] != source}
+        worker.copies, worker.groups, worker.listing, worker.trust = {}, {}, None, trust
+        if worker.clock is not None:
+            worker.hopes = Counter()
+            self.expected = {t: e for t, e in self.expected.items() if e[0] != source}
 
     def event(self, source, worker, event, hashes):
         kind, tier, group, flags = (int(event[name]) for name in ("kind", "tier", "group", "flags"))

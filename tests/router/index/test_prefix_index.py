@@ -162,6 +162,17 @@ def test_a_restart_drops_what_was_expected_of_the_worker():
     assert (expected[index.slot(A).number], expected[index.slot(B).number]) == (0, 1)
 
 
+@pytest.mark.parametrize("flags", [None, COMPLETE])
+def test_the_first_life_that_is_heard_of_keeps_what_was_expected_of_the_worker(flags):
+    index = PrefixIndex()
+    slot = index.slot(A).number
+    index.expect(slot, hashes_of(1, 2), 10.0)
+    index.apply(batch(A, 1, 7, (Kind.STORED, [1])) if flags is None else started(A, flags=flags), 0.0)
+    assert index.match(hashes_of(1, 2), 0.0).expected[slot] == 2
+    index.apply(started(A, epoch=2), 0.0)
+    assert index.match(hashes_of(1, 2), 0.0).expected[slot] == 0
+
+
 def test_forgetting_leaves_every_worker_blind_until_the_log_is_read_anew():
     index = index_of(started(), batch(A, 1, 1, (Kind.STORED, [1])))
     index.forget()
