@@ -1,6 +1,6 @@
 """Naive twins of the index: dictionaries of counters, walked block by block."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import takewhile
 
 from router.index.prefix_index import BLIND, DEGRADED, EXACT
@@ -14,11 +14,11 @@ class NaiveTable:
     """copies[slot, lane, level][hash]."""
 
     def __init__(self):
-        self.copies = {}
+        self.copies = defaultdict(Counter)
         self.unknown_removals = 0
 
     def of(self, slot, lane=0, level=GPU):
-        return self.copies.setdefault((slot, lane, level), Counter())
+        return self.copies[slot, lane, level]
 
     def store(self, slot, hashes, level=GPU, lane=0):
         self.of(slot, lane, level).update(int(h) for h in hashes)
@@ -81,7 +81,7 @@ class NaiveIndex:
 
     def start(self, source, trust):
         worker = self.worker(source)
-        worker.copies, worker.groups, worker.listing, worker.trust = {}, {}, None, trust
+        worker.copies, worker.groups, worker.listing, worker.trust = defaultdict(Counter), {}, None, trust
         if worker.clock is not None:
             worker.hopes = Counter()
             self.expected = {t: e for t, e in self.expected.items() if e[0] != source}
@@ -92,14 +92,14 @@ class NaiveIndex:
         if kind == Kind.EPOCH_STARTED:
             self.start(source, EXACT if flags & COMPLETE else DEGRADED)
         elif kind == Kind.CLEARED:
-            worker.copies, worker.listing, worker.trust = {}, None, EXACT
+            worker.copies, worker.listing, worker.trust = defaultdict(Counter), None, EXACT
         elif kind == Kind.GAP:
             worker.listing, worker.trust = None, min(worker.trust, DEGRADED)
         elif kind == Kind.SNAPSHOT:
             if flags & FIRST:
                 worker.listing = []
                 if worker.trust != EXACT:
-                    worker.copies = {}
+                    worker.copies.clear()
             if worker.listing is None:
                 return
             if hashes:
@@ -143,12 +143,13 @@ class NaiveIndex:
 
 class NaiveWorker:
     def __init__(self):
-        self.copies, self.groups, self.hopes = {}, {}, Counter()  # (group, tier) -> Counter; group -> (windowed, block size, window)
+        self.copies = defaultdict(Counter)  # by (group, tier)
+        self.groups, self.hopes = {}, Counter()  # group -> (windowed, block size, window)
         self.clock = self.listing = None
         self.records, self.trust = [], BLIND
 
     def of(self, group, tier):
-        return self.copies.setdefault((group, tier), Counter())
+        return self.copies[group, tier]
 
     def learn(self, event):
         flags = int(event["flags"])
@@ -168,7 +169,7 @@ class NaiveWorker:
         level = [max(tiers) if mine and None not in (tiers := [self.tier(g, h) for g in mine]) else None for h in chain]
         walked = len(list(takewhile(lambda t: t is not None, level)))
         hoped = len(list(takewhile(lambda both: both[1] is not None or self.hopes[both[0]] > 0, zip(chain, level, strict=True))))
-        held = max((n for n in range(walked + 1) if self.can_start_at(n * own, chains)), default=0)
+        held = next((n for n in range(walked, 0, -1) if self.can_start_at(n * own, chains)), 0)
         return (held, *(level[:held].count(t) for t in TIERS), hoped if hoped > walked else held)
 
     def can_start_at(self, tokens, chains):

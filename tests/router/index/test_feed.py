@@ -350,7 +350,7 @@ async def test_index_and_records_work_over_a_real_broker_and_through_its_absence
         await r.hold("w1", chain)
         assert (await r.post(BODY))[1]["x-warmwatch-predicted-cached-tokens"] == "96"
         await r.records(1)
-        await asyncio.to_thread(own_kafka.stop)
+        await asyncio.to_thread(own_kafka.kill)
         for _ in range(3):
             assert (await r.post(BODY))[1]["x-warmwatch-worker"] == "w1"
         await asyncio.to_thread(own_kafka.start)

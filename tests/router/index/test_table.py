@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from router.index import kernels
 from router.index.kernels import FOLLOWED_GROUPS, UNFOLLOWED, UNLEARNED
 from router.index.table import CPU, DISK, EXPECTED, GPU, MAX_SLOTS, BlockTable
 from schemas.kv_events import EVENT, WINDOWED, Kind, Tier
@@ -71,6 +72,7 @@ def test_table_agrees_with_the_naive_twin(seed):
                 assert tuple(int(a[s]) for a in found) == twin.match(s, chain, [n for n in full[s] if n < table.lanes])
             assert table.rows == twin.rows()
     assert table.unknown_removals == twin.unknown_removals
+    assert_books_balance(table)
     assert table.refused == table.given_up == 0
     for s in range(slots):
         assert table.copies_held(s) == sum(n for (slot, _, level), held in twin.copies.items() if (slot, level != EXPECTED) == (s, True)
@@ -114,9 +116,35 @@ def test_a_table_without_memory_knows_less_than_is_held_and_never_more(seed):
             held, *_, expected = twin.match(s, universe[start : start + 20])
             assert int(found.held[s]) <= held
             assert int(found.expected[s]) <= expected
+    assert_books_balance(table)
     for s in range(slots):
         table.clear(s)
         assert table.copies_held(s) == 0
+    assert_books_balance(table)
+
+
+def assert_books_balance(table):
+    """Each entry is in one place or free, each set has the entries and members that it counts."""
+    t = table._state
+    num = t.num.tolist()
+    segments = [np.unique(t.directory[which, : 1 << num[kernels.DEPTH + which]]) for which in range(2)]
+    assert sorted(np.concatenate(segments).tolist()) == list(range(num[kernels.SEGMENTS]))
+    places = t.places.reshape(len(t.segments), -1)
+    used = [(places[of][places[of] != 0] & np.uint64(0xFFFFFFFF)).astype(np.int64) for of in segments]
+    assert [len(entries) for entries in used] == num[kernels.ROWS : kernels.ROWS + 2]
+    assert t.segments[: num[kernels.SEGMENTS], 0].tolist() == (places[: num[kernels.SEGMENTS]] != 0).sum(1).tolist()
+    free, entry = [], num[kernels.FREE_ENTRY]
+    while entry:
+        free.append(entry)
+        entry = int(t.members[entry])
+    assert sorted([*free, *used[0].tolist(), *used[1].tolist()]) == list(range(1, num[kernels.ENTRIES_TOP]))
+    assert np.flatnonzero(t.names[: num[kernels.ENTRIES_TOP]]).tolist() == sorted([*used[0].tolist(), *used[1].tolist()])
+    top = num[kernels.SETS_TOP]
+    refs, kept = np.bincount(t.members[used[0]], minlength=top), t.info[:top, kernels.SIZE] >= 0
+    assert t.info[:top, kernels.REFS][kept].tolist() == refs[kept].tolist()
+    assert not refs[~kept].any()
+    assert np.unpackbits(t.sets[:top].view(np.uint8), axis=1).sum(1)[kept].tolist() == t.info[:top, kernels.SIZE][kept].tolist()
+    assert num[kernels.DEAD] == refs[t.info[:top, kernels.SIZE] == 0].sum()
 
 
 def hashes_of(*values):
