@@ -25,11 +25,12 @@ import msgspec
 import numpy as np
 
 from schemas.block_hash import U32, U64
-from schemas.kv_events import Tier
+from schemas.kv_events import WINDOW_SHIFT, Tier
 
 MASK64 = (1 << 64) - 1
 MAX_PAYLOAD_BYTES = 64 << 20
 MAX_BLOCK_TOKENS = 1 << 16
+MAX_WINDOW_TOKENS = (1 << 32 - WINDOW_SHIFT) - 1
 MILLISECONDS_ABOVE = 1e11  # a time stamp above this is in milliseconds: as seconds it would lie past the year 5000
 EMPTY_TUPLE_HASH = 5740354900026072187  # CPython's hash(()): what SGLang up to 0.5.3 names as the parent of the root's children
 
@@ -44,7 +45,7 @@ _TIERS = {
 _FULL_KINDS = (None, "full_attention", "mla_attention")
 _STORED_FIELDS = (
     "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group_idx",
-    "kv_cache_spec_kind",
+    "kv_cache_spec_kind", "kv_cache_spec_sliding_window",
 )  # fmt: skip
 _REMOVED_FIELDS = ("block_hashes", "medium", "group_idx")
 _NO_HASHES: U64 = np.empty(0, np.uint64)
@@ -63,6 +64,7 @@ class Stored:
     """hashes: u64 engine names, shape (n,), in prefix order. parent: engine name, None at the root.
 
     tokens: u32, or None for a placeholder; may cover more blocks than there are hashes (sparse groups). block_size 0: unknown.
+    windowed: without full attention; window: how far its attention reaches back, in tokens (mamba: 1), 0 when that is not told.
     extras: per hash what else went into the block, or None when nothing did; LoRA's name already taken out. lora: None is the base model.
     """
 
@@ -73,6 +75,7 @@ class Stored:
     tier: Tier
     group: int
     windowed: bool
+    window: int
     lora: str | None
     extras: tuple[tuple[Any, ...] | None, ...] | None
 
@@ -228,7 +231,18 @@ def _stored(fields: dict[str, Any], odd: _Odd) -> Stored:
     if salt and extras is None and parent is None and len(hashes):
         extras = ((salt,), *(None,) * (len(hashes) - 1))
     kind = get("kv_cache_spec_kind")
-    return Stored(hashes, parent, tokens, block_size, _tier(get("medium"), odd), _group(get), kind not in _FULL_KINDS, lora or None, extras)
+    window = _window(kind, get("kv_cache_spec_sliding_window"))
+    return Stored(
+        hashes, parent, tokens, block_size, _tier(get("medium"), odd), _group(get), kind not in _FULL_KINDS, window, lora or None, extras
+    )
+
+
+def _window(kind: Any, told: Any) -> int:
+    if kind in _FULL_KINDS:
+        return 0
+    if kind == "mamba":
+        return 1
+    return min(told, MAX_WINDOW_TOKENS) if type(told) is int and told > 0 else 0
 
 
 def _first(get: Any, name: str, other: str) -> Any:

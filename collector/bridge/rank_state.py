@@ -34,7 +34,7 @@ from collector.bridge.block_table import PLAIN, REPORTED, BlockTable, Place
 from collector.bridge.decode import Batch, Cleared, Event, Removed, Stored
 from collector.bridge.record_builder import RecordBuilder
 from schemas.block_hash import NO_EXTRA, U64, HashKey, extra_digest, hash_chain, root_hash
-from schemas.kv_events import WINDOWED, Kind, WorkerId
+from schemas.kv_events import WINDOW_SHIFT, WINDOWED, Kind, WorkerId
 
 MAX_TABLES = 64  # block sizes of one rank; engines use one to three
 MAX_AMBIGUOUS = 1 << 16  # conflicting hashes remembered; beyond it every parent of that rank counts as ambiguous
@@ -64,7 +64,7 @@ class RankState:
         self._source = source
         self._out = builder
         self._tables: dict[int, BlockTable] = {}
-        self._windowed: set[int] = set()
+        self._flags: dict[int, int] = {}  # by group, of those without full attention
         self._ambiguous: set[int] = set()
         self._digest = functools.lru_cache(maxsize=4096)(functools.partial(_digest, key))
         self._root = functools.lru_cache(maxsize=4096)(functools.partial(root_hash, key, source.pool))
@@ -83,7 +83,7 @@ class RankState:
     def resident(self) -> list[tuple[int, int, int, int, U64]]:
         """(tier, group, block size, flags, names) of each place, a name as often as it has copies."""
         return [
-            (place[0], place[1], table.block_size, WINDOWED if place[1] in self._windowed else 0, names)
+            (place[0], place[1], table.block_size, self._flags.get(place[1], 0), names)
             for table in self._tables.values()
             for place in table.places
             if len(names := table.resident_names(place))
@@ -92,7 +92,7 @@ class RankState:
     def forget(self) -> None:
         """A new incarnation: nothing of the old one holds, not even its hashes."""
         self._tables = {}
-        self._windowed = set()
+        self._flags = {}
         self._ambiguous = set()
 
     def apply(self, seq: int, batch: Batch, now_s: float) -> bool:
@@ -181,10 +181,9 @@ class RankState:
 
     def _store(self, event: Stored, seq: int, time_s: float) -> None:
         place = (int(event.tier), event.group)
-        flags = 0
-        if event.windowed:
-            flags = WINDOWED
-            self._windowed.add(event.group)
+        if event.windowed and (event.window or event.group not in self._flags):
+            self._flags[event.group] = WINDOWED | event.window << WINDOW_SHIFT
+        flags = self._flags.get(event.group, 0)
         named = self._chain(event)
         if named is None:
             self._store_known(event, place, seq, time_s, flags)
@@ -230,7 +229,8 @@ class RankState:
                     for (tier, group), held in table.places.items():
                         if held[slot] > 0:
                             copies = np.full(held[slot], name, np.uint64)
-                            self._out.row(Kind.STORED, seq, time_s, copies, tier, group, before, table.block_size, flags)
+                            theirs = self._flags.get(group, 0)
+                            self._out.row(Kind.STORED, seq, time_s, copies, tier, group, before, table.block_size, theirs)
                 table.rename(slot, name)
                 table.add(slot, place)
                 if not run:

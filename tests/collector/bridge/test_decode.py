@@ -32,6 +32,28 @@ FIELDS = ["block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_
           "kv_cache_spec_kind"]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("kind", "told", "windowed", "window"),
+    [
+        ("sliding_window", 128, True, 128),
+        ("sliding_window_mla", 1 << 30, True, (1 << 24) - 1),
+        ("sliding_window", None, True, 0),
+        ("chunked_local_attention", "128", True, 0),
+        ("sliding_window", True, True, 0),
+        ("sliding_window", -1, True, 0),
+        ("mamba", None, True, 1),
+        ("full_attention", 128, False, 0),
+        (None, 128, False, 0),
+    ],
+)
+def test_the_window_of_a_group_without_full_attention_is_read(kind: Any, told: Any, windowed: bool, window: int) -> None:
+    keyed = stored([1], [1, 2, 3, 4], kv_cache_spec_kind=kind, kv_cache_spec_sliding_window=told)
+    in_order = ["BlockStored", *(keyed.get(name) for name in FIELDS), told]
+    for event in decode_batch(payload(keyed, in_order)).events:
+        assert isinstance(event, Stored)
+        assert (event.windowed, event.window, event.block_size) == (windowed, window, 4)
+
+
 def u64(raw: Any) -> int:
     return int(raw["hex"][-16:], 16) if isinstance(raw, dict) else raw & MASK64
 

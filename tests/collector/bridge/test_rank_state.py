@@ -11,7 +11,7 @@ from collector.bridge.decode import decode_batch
 from collector.bridge.rank_state import RankState
 from collector.bridge.record_builder import MAX_EVENT_HASHES, RecordBuilder
 from schemas.block_hash import extra_digest, hash_chain, root_hash, salted_extras
-from schemas.kv_events import WINDOWED, Kind, Tier, decode
+from schemas.kv_events import WINDOW_SHIFT, WINDOWED, Kind, Tier, decode
 from tests.collector.bridge.wire import KEY, SIZE, SOURCE, cleared, payload, removed, stored
 
 ROOT = root_hash(KEY, SOURCE.pool)
@@ -164,6 +164,26 @@ def test_groups_are_counted_apart_and_those_without_full_attention_are_flagged()
     assert rank.apply(removed([1], group_idx=1)) == [(Kind.REMOVED, 0, 1, NAMES[:1], 0)]
     assert rank.apply(removed([1], group_idx=1)) == []
     assert [(place[:2], place[3]) for place in rank.state.resident()] == [((0, 0), 0)]
+
+
+def test_a_window_that_was_told_once_stays_with_its_group() -> None:
+    rank, window = Rank(), WINDOWED | 100 << WINDOW_SHIFT
+    sliding = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window"}
+    rank.apply(stored([1], A[:4], kv_cache_spec_sliding_window=100, **sliding), stored([2], A[4:8], parent=1, **sliding))
+    assert rank.flags == [window, window]
+    assert [(place[:2], place[3]) for place in rank.state.resident()] == [((0, 1), window)]
+    rank.state.forget()
+    rank.apply(stored([1], A[:4], **sliding))
+    assert rank.flags == [WINDOWED]
+
+
+def test_blocks_that_are_named_late_have_the_flags_of_their_own_group() -> None:
+    rank = Rank()
+    rank.apply(stored([1], None, group_idx=0), stored([1], None, group_idx=2, kv_cache_spec_kind="mamba"))
+    rows = rank.apply(stored([1], A[:4], group_idx=1, kv_cache_spec_kind="sliding_window", kv_cache_spec_sliding_window=9))
+    assert [(row[2], flags >> WINDOW_SHIFT, flags & WINDOWED) for row, flags in zip(rows, rank.flags, strict=True)] == [
+        (0, 0, 0), (2, 1, WINDOWED), (1, 9, WINDOWED),
+    ]  # fmt: skip
 
 
 def test_sparse_groups_are_named_by_what_other_groups_of_the_batch_say_whatever_the_order() -> None:

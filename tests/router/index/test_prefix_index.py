@@ -1,12 +1,16 @@
 import dataclasses
 
+import msgspec
 import numpy as np
 import pytest
 
+from collector.bridge.decode import decode_batch
+from collector.bridge.rank_state import RankState
 from collector.bridge.record_builder import RecordBuilder
 from router.index import kernels
 from router.index.prefix_index import BLIND, DEGRADED, EXACT, PrefixIndex
 from router.index.table import GPU
+from schemas.block_hash import HashKey, hash_chain, root_hash
 from schemas.kv_events import COMPLETE, EVENT, FIRST, LAST, WINDOW_SHIFT, WINDOWED, Kind, KvBatch, Tier, WorkerId, decode
 from tests.router.index.naive import NaiveIndex
 
@@ -371,6 +375,27 @@ def test_a_prefix_ends_where_the_window_is_held():
     assert held(index, chain=chain) == 0  # 5 and 7 and 9 stand alone
     index.apply(grouped(A, 3, (1, [1, 2])), 0.0)
     assert held(index, chain=chain) == 2
+
+
+def test_a_window_comes_from_the_engines_event_through_the_bridge():
+    index, builder = PrefixIndex(), RecordBuilder(A)
+    rank = RankState(HashKey(1, 2), A, builder)
+    tokens, size = list(range(40)), 4
+    blocks = {"type": "BlockStored", "block_hashes": list(range(1, 11)), "parent_block_hash": None, "token_ids": tokens, "block_size": size}
+    sliding = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 9}  # reaches 2 blocks back
+    gone = {"type": "BlockRemoved", "block_hashes": [1, 2, 3, 6, 8, 9, 10], "group_idx": 1}
+    builder.start_epoch(1, True, 0, 1.0)
+    rank.apply(1, decode_batch(msgspec.msgpack.encode([1.0, [blocks | {"group_idx": 0}, blocks | sliding, gone]])), 1.0)
+    chain = hash_chain(HashKey(1, 2), root_hash(HashKey(1, 2), "pool"), tokens, size)
+    for record in builder.take(1.0):
+        index.apply(decode(record.value), 0.0)
+    assert (held(index, chain=chain), trust(index)) == (5, EXACT)  # 7 stands alone
+
+    late = PrefixIndex()
+    builder.snapshot(rank.resident(), 1, True, 2.0)
+    for record in builder.take(2.0):
+        late.apply(decode(record.value), 0.0)
+    assert (held(late, chain=chain), trust(late)) == (5, EXACT)
 
 
 def test_where_the_window_is_not_told_its_last_block_stands_for_it():
