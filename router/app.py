@@ -43,7 +43,15 @@ from router.http.upstream import Timeouts, Upstream, client_tls
 from router.index.approximate import ApproximateIndex
 from router.index.feed import LOOK_S, Feed, FeedSink
 from router.index.prefix_index import BLIND
-from router.metrics import AccessCollector, PolicyCollector, ReplicasCollector, RouterMetrics, StateCollector, WorkersCollector
+from router.metrics import (
+    AccessCollector,
+    PolicyCollector,
+    PromptsCollector,
+    ReplicasCollector,
+    RouterMetrics,
+    StateCollector,
+    WorkersCollector,
+)
 from router.policy.fit import new_fit
 from router.pools import Pools, PoolState, TooManyWorkers, TrustRules
 from router.prompts.reader import PromptReader, pool_tokens
@@ -244,6 +252,7 @@ class Router:
             self._session, self.settings.tokenize_timeout_s, self.settings.max_prompt_chars, self.settings.max_waiting_prompts,
             self._pool_tokens, self.settings.known_chats_mb << 20,
         )  # fmt: skip
+        self.metrics.registry.register(PromptsCollector(self._prompts, self.pools))
         self._proxy = Proxy(
             self.settings, self.pools, self._prompts, self._upstream, self.recorder, self.metrics, self._credentials, self.replicas
         )

@@ -21,6 +21,7 @@ from router.index.feed import Feed, FeedSink
 from router.index.prefix_index import EXACT
 from router.pools import Decided, Pools
 from router.prompts.prompt import Prompt
+from router.prompts.reader import PromptReader
 from router.records.recorder import Recorder
 from router.replicas.link import Link
 from router.workers.breaker import STATES
@@ -407,6 +408,37 @@ class AccessCollector(Collector):
         yield from (requests, tokens, inside)
         yield GaugeMetricFamily(
             "warmwatch_router_keys_broken", "1: the keys file is not to be used, and older keys hold", value=float(gate.trouble is not None)
+        )
+
+
+class PromptsCollector(Collector):
+    """What is kept of prompts that were read, so that they are not read again."""
+
+    def __init__(self, reader: PromptReader, pools: Pools) -> None:
+        self._reader, self._pools = reader, pools
+
+    def collect(self) -> Iterable[Metric]:
+        read = CounterMetricFamily(
+            "warmwatch_router_chats_read",
+            "Chats read by the pool's tokenizer: as the rest of a known one, or whole",
+            labels=["pool", "known"],
+        )
+        chats = GaugeMetricFamily("warmwatch_router_known_chats_bytes", "Memory of known chats (known_chats_mb)", labels=["pool"])
+        pieces = GaugeMetricFamily("warmwatch_router_known_pieces_bytes", "Memory of pieces of text with their token ids", labels=["pool"])
+        for pool in self._pools:
+            known = self._reader.known_chats.get(pool.name)
+            if known is not None:
+                for word, count in (("yes", known.hits), ("no", known.misses)):
+                    read.add_metric([pool.name, word], float(count))
+                chats.add_metric([pool.name], float(known.kept_bytes))
+            if pool.tokenizer is not None and pool.tokenizer.segments is not None:
+                pieces.add_metric([pool.name], float(pool.tokenizer.segments.kept_bytes))
+        yield from (read, chats, pieces)
+        yield GaugeMetricFamily(
+            "warmwatch_router_tokenize_answers_bytes", "Memory of engines' answers to /tokenize", value=float(self._reader.answers_bytes)
+        )
+        yield CounterMetricFamily(
+            "warmwatch_router_tokenize_failures", "Times that an engine gave no token ids", value=float(self._reader.failures)
         )
 
 

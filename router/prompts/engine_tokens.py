@@ -43,6 +43,10 @@ class EngineTokens:
         self._not_before_s: dict[str, float] = {}
         self.failures = 0
 
+    @property
+    def kept_bytes(self) -> int:
+        return self._kept_bytes
+
     async def ids(self, pool: PoolState, asked: Asked, model: object) -> tuple[U32, ...]:
         """Token ids of each prompt. Raises UnsupportedPrompt that says why there are none."""
         if asked.chat is not None:

@@ -120,6 +120,7 @@ class KnownChats:
         self._lock = threading.Lock()
         self.kept_bytes = 0
         self.hits = self.misses = 0
+        """Chats told, with and without something known of them."""
 
     def read(self, chat: Chat, characters: int, most_characters: int = 0, new_characters: int | None = None) -> ChatIds | None:
         """Token ids without the tokenizer's own additions. characters: about as many are in the chat.
@@ -136,6 +137,7 @@ class KnownChats:
         marks = _marks(written, chat.messages)
         known = self._find(chat, written, marks)
         if known is not None and known.tail is not None and len(known.messages) == len(chat.messages):
+            self._told(hit=True)
             return ChatIds(np.concatenate([known.stem, known.tail]), known, None)
         grows = template.grows and (template.knows_developer or not any(m.get("role") == "developer" for m in chat.messages))
         to_render = len(chat.messages) - (len(known.messages) if known and grows else 0)
@@ -151,6 +153,7 @@ class KnownChats:
         growing_from = len(stays) if grows else len(behind) - _UNSURE_CHARACTERS
         found = self._made(chat.messages, front, base, stays, behind, growing_from, new_characters, template.timeless, text)
         if found is not None and found.made is not None:
+            self._told(hit=base is not None)
             self._keep(marks[-1], found.made)
             if len(begin) >= _FIRST_CHARACTERS and len(chat.messages) > 1:
                 self._keep_first(chat.messages[:1], front, begin, marks[0])
@@ -214,10 +217,13 @@ class KnownChats:
                 with self._lock:
                     if mark in self._kept:
                         self._kept.move_to_end(mark)
-                    self.hits += 1
                 return known
-        self.misses += 1
         return None
+
+    def _told(self, hit: bool) -> None:
+        with self._lock:
+            self.hits += hit
+            self.misses += not hit
 
     def _keep(self, mark: int, made: Known) -> None:
         if made.held_bytes + made.front.held_bytes > self._limit_bytes // 4:

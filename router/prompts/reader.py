@@ -121,6 +121,16 @@ class PromptReader:
         """How often an engine gave no token ids."""
         return self._engine.failures
 
+    @property
+    def answers_bytes(self) -> int:
+        """Memory of the engines' answers."""
+        return self._engine.kept_bytes
+
+    @property
+    def known_chats(self) -> Mapping[str, KnownChats | None]:
+        """By pool that has read chats; None: its tokenizer's pieces do not stand alone."""
+        return self._known
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 

@@ -625,6 +625,21 @@ async def test_models_health_readiness_and_metrics():
             assert line in page
 
 
+async def test_the_page_tells_how_many_chats_were_known_and_what_keeping_them_takes():
+    async with fleet(1) as (r, _):
+        talk = [{"role": "user", "content": "read the file"}]
+        for more in range(3):
+            await r.post({"messages": talk}, "/v1/chat/completions")
+            talk = [*talk, {"role": "user", "content": f"and {more}"}]
+        page = r.router.metrics.page().decode()
+        assert 'warmwatch_router_chats_read_total{known="yes",pool="tiny"} 2.0' in page
+        assert 'warmwatch_router_chats_read_total{known="no",pool="tiny"} 1.0' in page
+        assert "warmwatch_router_tokenize_failures_total 0.0" in page
+        for name in ("chats", "pieces"):
+            (line,) = (x for x in page.splitlines() if x.startswith(f'warmwatch_router_known_{name}_bytes{{pool="tiny"}}'))
+            assert float(line.split()[-1]) > 500
+
+
 async def test_expected_blocks_are_gone_from_the_page_when_their_time_is_over_though_nobody_asks():
     async with fleet(1, expect_ttl_s=0.05) as (r, _):
         await r.post(BODY)
