@@ -432,7 +432,11 @@ class Proxy:
             return body
         if options is None and "stream_options" not in content:  # spliced in before the last brace: there is at least `stream`
             return body.rstrip()[:-1] + b',"stream_options":{"include_usage":true}}'
-        return orjson.dumps({**content, "stream_options": {**(options if isinstance(options, dict) else {}), "include_usage": True}})
+        options = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+        try:
+            return orjson.dumps({**content, "stream_options": options})
+        except orjson.JSONEncodeError:  # nested more deeply than can be written
+            return body
 
     def _record_decision(self, exchange: Exchange) -> None:
         decision, exchange.decision = exchange.decision, None

@@ -625,6 +625,13 @@ async def test_models_health_readiness_and_metrics():
             assert line in page
 
 
+async def test_a_body_too_deep_to_be_written_anew_goes_on_as_it_is():
+    async with fleet(1, include_usage=True) as (r, (engine,)):
+        body = b'{"prompt":"x","stream":true,"stream_options":{},"more":' + b'{"a":' * 400 + b"1" + b"}" * 401
+        assert (await r.post(body))[0] == 200
+        assert engine.seen[-1].body == body
+
+
 async def test_the_page_tells_how_many_chats_were_known_and_what_keeping_them_takes():
     async with fleet(1) as (r, _):
         talk = [{"role": "user", "content": "read the file"}]
