@@ -55,7 +55,7 @@ class News:
     """What one poll brought, decoded."""
 
     batches: deque[KvBatch] = field(default_factory=deque)
-    loads: list[WorkerLoad] = field(default_factory=list)
+    loads: deque[WorkerLoad] = field(default_factory=deque)
     forget: bool = False
     level_s: float | None = None  # with these the index is level with the log of that time, monotonic seconds
     fresh_s: float | None = None  # with these all that the stream held then is applied, as the records' times tell, monotonic seconds
@@ -83,13 +83,14 @@ class FeedSink:
             self._pools.index.forget()
             self._pools.index.level_s = self._pools.index.fresh_s = -math.inf
         until_s = self._clock() + _SLICE_S
-        while news.batches:
-            self._apply_whatever_happens(news.batches.popleft())
-            if self._clock() > until_s and news.batches:
+        while news.batches or news.loads:
+            if news.batches:
+                self._apply_whatever_happens(news.batches.popleft())
+            else:
+                self._apply_load_whatever_happens(news.loads.popleft())
+            if self._clock() > until_s and (news.batches or news.loads):
                 loop.call_soon(self.take, news, loop, done)
                 return
-        for load in news.loads:
-            self._apply_load_whatever_happens(load)
         if news.fresh_s is not None:
             self._pools.index.fresh_s = news.fresh_s
         if news.level_s is not None:

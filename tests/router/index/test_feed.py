@@ -262,7 +262,7 @@ def test_a_load_that_cannot_be_applied_does_not_end_the_feed(monkeypatch):
 
     monkeypatch.setattr(pools, "hear_load", breaks)
     done = []
-    sink.take(News(loads=[WorkerLoad.model_validate_json(load_record("w0"))]), None, lambda: done.append(1))
+    sink.take(News(loads=deque([WorkerLoad.model_validate_json(load_record("w0"))])), None, lambda: done.append(1))
     assert (done, sink.stumbles) == ([1], 1)
 
 
@@ -285,20 +285,24 @@ def test_a_backlog_is_applied_in_slices_so_that_the_loop_serves_between_them():
     batches = [
         KvBatch(WorkerId("tiny", "w0", 0), 1, seq, seq, 1.0, 1.0, np.zeros(0, EVENT), np.zeros(0, np.uint64)) for seq in range(1, 11)
     ]
+    loads = [WorkerLoad.model_validate_json(load_record("w0")) for _ in range(10)]
     later, done = [], []
 
     class Loop:
         def call_soon(self, *call):
             later.append(call)
 
-    sink.take(News(deque(batches), level_s=5.0), Loop(), lambda: done.append(True))
+    heard = []
+    pools.hear_load = lambda pool, load, wall_s, now_s: heard.append(load)
+    news = News(deque(batches), deque(loads), level_s=5.0)
+    sink.take(news, Loop(), lambda: done.append(True))
     slices = [pools.index.counts.batches]
     while later:
         assert (done, sink.caught_up, pools.index.level_s) == ([], False, -np.inf)
         call, *arguments = later.pop()
         call(*arguments)
-        slices.append(pools.index.counts.batches)
-    assert (slices[-1], done, sink.caught_up, pools.index.level_s) == (10, [True], True, 5.0)
+        slices.append(pools.index.counts.batches + len(heard))
+    assert (slices[-1], heard, done, sink.caught_up, pools.index.level_s) == (20, loads, [True], True, 5.0)
     assert max(np.diff(slices)) <= 2  # of 0.6 ms each, in slices of one
 
 
