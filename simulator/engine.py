@@ -19,12 +19,12 @@ import orjson
 import zmq
 
 from router.prompts.asked import Asked
-from router.prompts.tokens import LocalTokenizer, UnsupportedPrompt
+from router.prompts.tokens import LocalTokenizer
 from schemas.block_hash import U32
 from simulator.answers import AnswerWords
 from simulator.kv_publisher import KvPublisher, free_endpoints
 from simulator.metrics_page import RankMetrics, render
-from simulator.openai_api import ApiError, Completion
+from simulator.openai_api import WRONG_FORM, ApiError, Completion
 from simulator.prefix_cache import PrefixCache
 from simulator.scheduler import Scheduler, SimRequest, Step
 from simulator.settings import MockEngineSettings
@@ -194,7 +194,10 @@ class MockEngine:
         """Token ids of each prompt. Raises ApiError for what the tokenizer can't take."""
         if asked.chat is not None:
             chat = asked.chat
-            key = orjson.dumps((asked.special, chat.messages, chat.tools, chat.values))
+            try:
+                key = orjson.dumps((asked.special, chat.messages, chat.tools, chat.values))
+            except orjson.JSONEncodeError as e:
+                raise ApiError(400, "the chat is nested too deeply") from e
             found = [await self._remember(key, lambda: self.tokenizer.ids(self.tokenizer.rendered(chat), asked.special))]
         elif asked.texts:
             found = [await self._text_ids(text, asked.special) for text in asked.texts]
@@ -212,7 +215,7 @@ class MockEngine:
         if found is None:
             try:
                 ids = await asyncio.to_thread(encode) if len(key) > LONG_PROMPT_BYTES else encode()
-            except UnsupportedPrompt as e:
+            except WRONG_FORM as e:  # UnsupportedPrompt among them
                 raise ApiError(400, str(e)) from e
             found = array("I")
             found.frombytes(ids.tobytes())

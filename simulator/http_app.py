@@ -29,11 +29,11 @@ import orjson
 
 from router.endpoints import stored_response
 from router.prompts import openai_bodies
-from router.prompts.conversation import UnsupportedPrompt
 from simulator import messages_api, responses_api
 from simulator.engine import EngineRank, MockEngine, Ticket
 from simulator.messages_api import MessagesStream, message
 from simulator.openai_api import (
+    WRONG_FORM,
     ApiError,
     Completion,
     Kind,
@@ -178,7 +178,9 @@ class HttpApp:
             return body
         before, made = self._stored_of(previous)
         new = q.get("input")
-        items = [{"role": "user", "content": new}] if isinstance(new, str) else list(new or ())
+        if not isinstance(new, (str, list)):
+            raise ApiError(400, "input must be a text or a list of items", param="input")
+        items = [{"role": "user", "content": new}] if isinstance(new, str) else new
         said = [i for i in orjson.loads(made)["output"] if i["type"] == "message"]
         return orjson.dumps({**q, "previous_response_id": None, "input": [*before, *said, *items]})
 
@@ -289,8 +291,8 @@ class HttpApp:
             if len(self._stored) > STORED_RESPONSES:
                 self._stored.popitem(last=False)
 
-    def _stored_of(self, id_: str) -> tuple[list[dict[str, Any]], bytes]:
-        found = self._stored.get(id_)
+    def _stored_of(self, id_: object) -> tuple[list[dict[str, Any]], bytes]:
+        found = self._stored.get(id_) if isinstance(id_, str) else None
         if found is None:
             raise ApiError(404, f"Response with id '{id_}' not found.", "invalid_request_error", "response_id")
         return found
@@ -323,7 +325,7 @@ class HttpApp:
             raise ApiError(400, "either `messages` or `prompt` is needed")
         try:
             asked = openai_bodies.chat(q) if "messages" in q else openai_bodies.completion(q)
-        except UnsupportedPrompt as e:
+        except WRONG_FORM as e:
             raise ApiError(400, str(e)) from e
         (ids,) = await self.engine.prompt_ids(asked)
         strings = [self.engine.tokenizer.decode([i]) for i in ids] if q.get("return_token_strs") else None
@@ -332,9 +334,10 @@ class HttpApp:
 
     def _detokenize(self, scope: Scope, body: bytes) -> tuple[bytes, bytes]:
         q = parse_json(body)
-        if not isinstance(q.get("tokens"), list):
-            raise ApiError(400, "tokens must be a list", param="tokens")
-        return orjson.dumps({"prompt": self.engine.tokenizer.decode(q["tokens"])}), JSON[1]
+        tokens = q.get("tokens")
+        if not isinstance(tokens, list) or not all(isinstance(t, int) and 0 <= t < 1 << 32 for t in tokens):
+            raise ApiError(400, "tokens must be a list of token ids", param="tokens")
+        return orjson.dumps({"prompt": self.engine.tokenizer.decode(tokens)}), JSON[1]
 
     async def _count_tokens(self, scope: Scope, body: bytes) -> tuple[bytes, bytes]:
         q = {**parse_json(body), "max_tokens": 1}

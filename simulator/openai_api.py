@@ -39,6 +39,8 @@ _READS = {k: ENDPOINTS[p].reads for k, p in {
     "embeddings": "/v1/embeddings",
 }.items()}  # fmt: skip
 _MOST_ANSWERS = 64
+WRONG_FORM = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+"""What reading a body raises where a field is of a wrong type or nested too deeply; vLLM's request models say 400 there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ def _asked(kind: Kind, q: Mapping[str, Any]) -> Asked:
         asked = _READS[kind](q)
     except UnsupportedPrompt as e:
         raise ApiError(400, f"the mock engine does not take this: {e}", param=None if kind in ("chat", "messages") else "prompt") from e
+    except WRONG_FORM as e:
+        raise ApiError(400, f"the body is not of this endpoint's form: {e}") from e
     if len(asked.texts) + len(asked.ids) > _MOST_ANSWERS:
         raise ApiError(400, f"the mock engine takes at most {_MOST_ANSWERS} prompts", param="prompt")
     return asked
@@ -128,8 +132,9 @@ def _called(q: Mapping[str, Any]) -> str | None:
         if name is not None:
             return str(name)
         choice = choice.get("type")
-    if choice in ("required", "any"):
-        return str(tools[0].get("function", tools[0]).get("name"))
+    function = tools[0].get("function", tools[0]) if isinstance(tools[0], Mapping) else None
+    if choice in ("required", "any") and isinstance(function, Mapping):
+        return str(function.get("name"))
     return None
 
 

@@ -29,6 +29,12 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
+@pytest.fixture
+async def engine() -> AsyncIterator[MockWorker]:
+    async with MockWorker(settings()) as worker:
+        yield worker
+
+
 def chat(words: str, **more: Any) -> dict[str, Any]:
     return {"model": "tiny", "messages": [{"role": "user", "content": words}], "max_tokens": 4} | more
 
@@ -265,3 +271,37 @@ async def test_failures_come_on_request_and_as_often_as_asked(http: aiohttp.Clie
             assert (await r.json())["error"]["type"] == "RateLimitError"
         statuses = [(await post(http, worker, "/v1/chat/completions", chat("x")))[0] for _ in range(2)]
     assert statuses == [429, 200]
+
+
+DEEP = '{"a":' * 500 + "1" + "}" * 500
+ONE = '"messages":[{"role":"user","content":"x"}]'
+
+
+WRONG = [
+    ("/v1/chat/completions", '{"messages":[5]}'),
+    ("/v1/chat/completions", '{"messages":[{"role":"assistant","content":"x","tool_calls":5}]}'),
+    ("/v1/chat/completions", f'{{{ONE},"tools":[{{"type":"function","function":{{"name":"f","parameters":{DEEP}}}}}]}}'),
+    ("/v1/chat/completions", f'{{{ONE},"tools":[5],"tool_choice":"required"}}'),
+    ("/v1/messages", f'{{{ONE},"max_tokens":2,"tools":[5]}}'),
+    ("/v1/messages/count_tokens", '{"messages":5}'),
+    ("/v1/responses", '{"input":5}'),
+    ("/v1/embeddings", '{"input":[[1],["x"]]}'),
+    ("/tokenize", '{"messages":[5]}'),
+    ("/detokenize", '{"tokens":["x"]}'),
+    ("/detokenize", '{"tokens":[-1]}'),
+]
+
+
+async def test_bodies_of_another_form_are_refused(http: aiohttp.ClientSession, engine: MockWorker) -> None:
+    for path, body in WRONG:
+        async with http.post(engine.url + path, data=body) as r:
+            assert (r.status, "error" in json.loads(await r.read())) == (400, True), (path, body)
+
+
+async def test_a_response_that_is_not_stored_cannot_be_continued(http: aiohttp.ClientSession, engine: MockWorker) -> None:
+    for previous in ("resp_none", [], 5):
+        status, body = await post(http, engine, "/v1/responses", {"input": "x", "previous_response_id": previous})
+        assert (status, "not found" in body["error"]["message"]) == (404, True)
+    _, first = await post(http, engine, "/v1/responses", {"input": "x", "max_output_tokens": 2})
+    status, _ = await post(http, engine, "/v1/responses", {"input": 5, "previous_response_id": first["id"]})
+    assert status == 400
