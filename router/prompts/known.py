@@ -186,14 +186,13 @@ class KnownChats:
         if found is None:
             return None
         ids, border, border_tokens = found
-        before = messages_bytes = 0
+        new = messages if base is None else messages[len(base.messages) :]
+        before, messages_bytes, odd = 0, sum(map(_bytes_of, new)), _odd(new)
         if base is not None:
             ids = np.concatenate([base.stem, ids])
-            before, messages_bytes = base.characters, base.messages_bytes
             border_tokens += len(base.stem)
-            messages = [*base.messages, *messages[len(base.messages) :]]
-        messages_bytes += sum(map(_bytes_of, messages[0 if base is None else len(base.messages) :]))
-        odd = _odd(messages)
+            messages, before = [*base.messages, *new], base.characters
+            messages_bytes, odd = base.messages_bytes + messages_bytes, base.odd + odd
         begun, rest = text[: before + border + self._segments.longest], stays[border:]
         made = Known(
             messages, messages_bytes, odd, front, begun, before + border, ids[:border_tokens], rest,
@@ -270,7 +269,7 @@ def _marks(front: bytes, messages: Sequence[Mapping[str, Any]]) -> list[int]:
 def _odd(messages: Sequence[Mapping[str, Any]]) -> bytes:
     """Those messages as JSON that have more than texts: of texts alone `==` tells all, since the order of a message's own fields is not
     the template's (conversation.py)."""
-    return _written([m for m in messages if not _PLAIN.issuperset(map(type, m.values()))])
+    return b"".join([_written(m) for m in messages if not _PLAIN.issuperset(map(type, m.values()))])
 
 
 def _written(value: object) -> bytes:
