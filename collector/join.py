@@ -91,7 +91,7 @@ class Request:
     @property
     def last_decision_known(self) -> bool:
         """No decision of further attempts is to come, by what the outcome says."""
-        return self.decision is not None and self.outcome is not None and self.outcome.retries <= len(self.decision.attempts)
+        return self.decision is not None and self.outcome is not None and (self.outcome.retries or 0) <= len(self.decision.attempts)
 
     @property
     def started_s(self) -> float | None:
@@ -118,11 +118,13 @@ def chosen_of(d: Decision) -> Candidate | None:
 
 
 def predicted_tokens(d: Decision) -> int | None:
-    """Cached tokens that the router expected; of a router that does not say so itself, the overlap of the chosen worker."""
-    if d.predicted_tokens is not None:
+    """Cached tokens that the router expected; where it guesses from text, or has no field for it, the overlap of the chosen worker."""
+    if "predicted_tokens" in d.model_fields_set and d.token_source != "text":
         return d.predicted_tokens
     chosen = chosen_of(d)
-    return None if chosen is None or d.token_source == "none" else chosen.overlap_tokens + chosen.speculative_tokens
+    if d.token_source == "none" or chosen is None or chosen.overlap_tokens is None:
+        return None
+    return chosen.overlap_tokens + (chosen.speculative_tokens or 0)
 
 
 class Join:

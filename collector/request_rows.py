@@ -67,7 +67,7 @@ def request_row(r: Request, closed: bool) -> tuple[object, ...]:
         d and d.workers_considered,
         o and o.status,
         o and o.error,
-        None if o is None else min(o.retries, 255),
+        None if o is None or o.retries is None else min(o.retries, 255),
         d and d.decide_us,
         d and d.tokenize_us,
         o and o.request_bytes,
@@ -93,7 +93,7 @@ def shadow_rows(d: Decision) -> list[tuple[object, ...]]:
     return [
         (
             d.request_id, micros(d.time_s), s.policy, s.version, d.policy, d.pool, s.worker, s.rank, went_to(d, s.worker, s.rank),
-            s.predicted_tokens, predicted_tokens(d), s.margin_s,
+            s.predicted_tokens, None if s.predicted_tokens is None else predicted_tokens(d), s.margin_s,
         )
         for s in d.shadows
     ]  # fmt: skip

@@ -256,7 +256,8 @@ class Proxy:
                     return
                 self._metrics.attempt_failed(pool.name, decided.target.worker)
                 after_s = time.monotonic() - (exchange.dispatched_s or exchange.started_s)
-                exchange.attempts.append(Attempt(worker=decided.target.worker, error=f"{e.kind}: {e}"[:1000], after_s=max(0.0, after_s)))
+                target, error = decided.target, f"{e.kind}: {e}"[:1000]
+                exchange.attempts.append(Attempt(worker=target.worker, rank=target.rank, error=error, after_s=max(0.0, after_s)))
                 exchange.tried |= {t.number for t in pool.targets if t.url == decided.target.url}
                 if e.kind != "status" and not (e.retry and self._may_go_on(exchange, pool)):
                     break

@@ -47,13 +47,15 @@ class Candidate(StreamModel):
 
     worker: Name
     rank: Rank | None = Field(None, description="null: the router does not choose ranks")
-    overlap_tokens: Tokens = Field(
-        description="confirmed by KV events, any tier; with token source text: guessed from what this router sent there"
+    overlap_tokens: Tokens | None = Field(
+        None,
+        description="confirmed by KV events, any tier; with token source text: guessed from what this router sent there; null: the prefix "
+        "was unknown, or not looked up",
     )
-    overlap_gpu_tokens: Tokens = Field(description="of these, on the GPU")
+    overlap_gpu_tokens: Tokens | None = Field(None, description="of these, on the GPU; null: not told apart")
     overlap_cpu_tokens: Tokens | None = Field(None, description="of these, in CPU memory; null: not told apart")
     overlap_disk_tokens: Tokens | None = Field(None, description="of these, on disk; null: not told apart")
-    speculative_tokens: Tokens = Field(0, description="further tokens expected from requests dispatched but not yet confirmed")
+    speculative_tokens: Tokens | None = Field(None, description="further tokens expected from requests dispatched but not yet confirmed")
     queue_s: Seconds | None = Field(None, description="predicted wait before this request's prefill")
     prefill_s: Seconds | None = Field(None, description="predicted prefill of the uncached tokens")
     load_s: Seconds | None = Field(None, description="predicted loading of blocks from lower tiers")
@@ -62,7 +64,7 @@ class Candidate(StreamModel):
     epoch: Clock | None = Field(None, description="clock of the worker's cache that the index had applied")
     seq: Clock | None = None
     trust: Trust
-    in_flight: Count = Field(0, description="requests of this router on that worker")
+    in_flight: Count | None = Field(None, description="requests on that worker, of all routers as far as this one knew")
     decoding: Count | None = Field(None, description="of these, past their first token")
     draining: bool | None = Field(None, description="it is being emptied and takes no new request")
     allowed: bool | None = Field(None, description="false: it could not be chosen: down, draining, or tried before")
@@ -82,7 +84,7 @@ class ShadowPick(StreamModel):
 
 
 class Attempt(StreamModel):
-    """One dispatch of the request to a worker that failed before the first byte."""
+    """One dispatch of the request to a worker that gave no answer, or none that was passed on."""
 
     worker: Name
     rank: Rank | None = None
@@ -110,7 +112,7 @@ class Decision(StreamModel):
     token_source: Literal["exact", "engine", "text", "none"] = Field(
         description="exact: own tokenizer; engine: its /tokenize; text: approximated from characters; none: the prefix is unknown"
     )
-    token_reason: str | None = Field(None, max_length=200, description="why the source is none or text, such as too_long; null: not said")
+    token_reason: str | None = Field(None, max_length=200, description="why it is none or text, or nothing is forecast; null: not said")
     prompt_tokens: Tokens | None = None
     block_size: Tokens | None = Field(None, ge=1)
     lora: str | None = Field(None, max_length=1024)
@@ -119,7 +121,7 @@ class Decision(StreamModel):
     worker: Name = Field(description="the worker that the request went to in the end")
     rank: Rank | None = None
     candidates: tuple[Candidate, ...] = Field((), max_length=1024, description="the chosen worker and the best others, by cost")
-    workers_considered: Count = 0
+    workers_considered: Count | None = Field(None, description="that could have been chosen")
     best_overlap_worker: Name | None = None
     best_overlap_rank: Rank | None = None
     best_overlap_tokens: Tokens | None = Field(
@@ -128,7 +130,7 @@ class Decision(StreamModel):
     predicted_tokens: Tokens | None = Field(
         None,
         description="cached tokens that the engine is expected to report: confirmed and speculative overlap of the chosen worker, at most "
-        "the whole blocks before the last token; null: the prefix is unknown",
+        "the whole blocks before the last token; null: no forecast, as with an unknown prefix. Left out: the overlap is the forecast",
     )
     runner_up_worker: Name | None = Field(None, description="the cheapest other worker that could have been chosen")
     runner_up_rank: Rank | None = None
@@ -164,7 +166,7 @@ class Outcome(StreamModel):
     engine_ttft_s: Seconds | None = None
     request_bytes: Counter | None = None
     response_bytes: Counter | None = None
-    retries: Count = 0
+    retries: Count | None = Field(None, description="how often it was sent again")
     router: Name | None = Field(None, description="this and what follows: as in a decision, where there is none")
     pool: Name | None = None
     model: Name | None = None

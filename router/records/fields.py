@@ -37,7 +37,7 @@ def decision_fields(
     slot = pool.slots_of(target.number)[0]
     wall_s = time.time()
     chain = prompt.recorded_chain
-    known = prompt.chain is not None
+    known = prompt.chain is not None and prompt.reads_cache
     best = pool.targets[found.longest] if known and found.longest is not None else None
     runner_up = None if found.runner_up is None else pool.targets[found.runner_up]
     return {
@@ -64,7 +64,7 @@ def decision_fields(
         "chain": None if chain is None else pack_hashes(chain),
         "worker": target.worker,
         "rank": target.rank,
-        "candidates": _candidates(decided, found),
+        "candidates": _candidates(decided, found, known),
         "workers_considered": found.considered,
         "best_overlap_worker": best and best.worker,
         "best_overlap_rank": best and best.rank,
@@ -137,7 +137,8 @@ def _undecided(exchange: Exchange, pool: str, router: str) -> dict[str, Any]:
 _DECIDED = dict.fromkeys(("router", "pool", "model", "path", "route", "tenant", "session_id", "stream"))
 
 
-def _candidates(decided: Decided, found: Listed) -> list[dict[str, Any]]:
+def _candidates(decided: Decided, found: Listed, known: bool) -> list[dict[str, Any]]:
+    """known: overlap was looked up."""
     pool, has_cost, out = decided.pool, decided.choice.score is not None, []
     for number, ints, floats in zip(found.numbers, found.ints, found.floats, strict=True):
         target, slot = pool.targets[number], pool.slots_of(number)[0]
@@ -147,11 +148,11 @@ def _candidates(decided: Decided, found: Listed) -> list[dict[str, Any]]:
             {
                 "worker": target.worker,
                 "rank": target.rank,
-                "overlap_tokens": held,
-                "overlap_gpu_tokens": gpu,
-                "overlap_cpu_tokens": cpu,
-                "overlap_disk_tokens": disk,
-                "speculative_tokens": expected - held,
+                "overlap_tokens": held if known else None,
+                "overlap_gpu_tokens": gpu if known else None,
+                "overlap_cpu_tokens": cpu if known else None,
+                "overlap_disk_tokens": disk if known else None,
+                "speculative_tokens": expected - held if known else None,
                 "queue_s": queue_s,
                 "prefill_s": prefill_s,
                 "load_s": load_s,

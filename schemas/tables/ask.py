@@ -20,6 +20,7 @@ from pydantic_settings import CliPositionalArg
 
 from schemas.settings import Settings
 from schemas.tables.read import FILE_NAME, NotReadingError, PublishedError, cursor, open_published, reading_only
+from schemas.tables.terminal import printable, printable_json
 
 EXIT_TROUBLE = 1
 FETCH_ROWS = 2000
@@ -122,7 +123,7 @@ def _write_table(out: TextIO, names: Sequence[str], rows: Iterable[Sequence[Any]
 
 
 def _short(text: str) -> str:
-    text = text.replace("\n", " ")
+    text = printable(text.replace("\n", " "))
     return text if len(text) <= CELL_CHARACTERS else text[: CELL_CHARACTERS - 1] + "…"
 
 
@@ -135,7 +136,7 @@ def _write_csv(out: TextIO, names: Sequence[str], rows: Iterable[Sequence[Any]])
 def _write_json(out: TextIO, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     for row in rows:
         plain = (None if isinstance(v, float) and not math.isfinite(v) else v for v in row)  # JSON has no NaN
-        out.write(json.dumps(dict(zip(names, plain, strict=True)), default=_text, ensure_ascii=False) + "\n")
+        out.write(printable_json(json.dumps(dict(zip(names, plain, strict=True)), default=_text, ensure_ascii=False)) + "\n")
 
 
 _WRITERS = {"table": _write_table, "csv": _write_csv, "json": _write_json}

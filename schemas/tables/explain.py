@@ -19,9 +19,10 @@ from pydantic import Field, model_validator
 from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
 from schemas.settings import Settings
-from schemas.tables.explained import Facts, Row, page
+from schemas.tables.explained import SAME_ID_SHOWN, Facts, Row, page
 from schemas.tables.published import ATTEMPTS, CANDIDATES, SHADOWS
 from schemas.tables.read import FILE_NAME, PublishedError, cursor, open_published
+from schemas.tables.terminal import printable, printable_json
 
 EXIT_TROUBLE = 1
 _ID_OF_ANSWER = re.compile(r"^(chatcmpl-|cmpl-|resp_)")
@@ -80,14 +81,14 @@ def run(settings: ExplainSettings) -> int:
 def facts_of(at: duckdb.DuckDBPyConnection, request_id: str | None, now: datetime) -> Facts:
     """request_id None: the newest request. now: naive UTC. Raises NoSuchRequest, duckdb.Error."""
     if request_id is None:
-        found = _rows(at, "SELECT * FROM requests ORDER BY coalesce(started_at, ended_at) DESC NULLS LAST LIMIT 1")
+        found = _newest(at)
     else:
         found = _named(at, request_id)
         if not found and (by_part := _named(at, _ID_OF_ANSWER.sub("", request_id))):
             found, request_id = by_part, _ID_OF_ANSWER.sub("", request_id)
-    request = next((r for r in found if request_id in (None, r["request_id"])), None)
-    if request is None:
+    if not found or request_id not in (None, found[0]["request_id"]):
         raise NoSuchRequest(_missing(at, request_id, now))
+    request, *same_id = found
     started = request.get("started_at")
     tables = {name for (name,) in at.execute("SELECT table_name FROM information_schema.tables").fetchall()}
     rows: dict[str, list[Row]] = {}
@@ -107,7 +108,7 @@ def facts_of(at: duckdb.DuckDBPyConnection, request_id: str | None, now: datetim
         attempts=sorted(rows[ATTEMPTS.name], key=lambda r: r["position"]),
         earlier_decisions=len({r["started_at"] for r in rows[CANDIDATES.name]} - {started}),
         changes=_changes(at, request),
-        same_id=sorted(r["request_id"] for r in found if r is not request),
+        same_id=[r["request_id"] for r in same_id],
         lacks=[name for name in rows if name not in tables],
     )
 
@@ -122,7 +123,7 @@ def as_json(facts: Facts) -> str:
         "changes_before": facts.changes,
         "same_id": facts.same_id,
     }
-    return json.dumps(shown, default=_plain, indent=2, ensure_ascii=False)
+    return printable_json(json.dumps(shown, default=_plain, indent=2, ensure_ascii=False))
 
 
 def _plain(value: object) -> object:
@@ -157,7 +158,7 @@ def _missing(at: duckdb.DuckDBPyConnection, request_id: str | None, now: datetim
     ]
     dead = _rows(at, "SELECT DISTINCT reason FROM dead_letters WHERE key = ? LIMIT 3", request_id)
     if dead:
-        lines.append(f"Records with this id were set aside: {'; '.join(r['reason'] for r in dead)}.")
+        lines.append(f"Records with this id were set aside: {'; '.join(printable(r['reason']) for r in dead)}.")
     near = _rows(
         at,
         "SELECT request_id FROM (SELECT request_id FROM requests ORDER BY coalesce(started_at, ended_at) DESC LIMIT ?) "
@@ -166,12 +167,30 @@ def _missing(at: duckdb.DuckDBPyConnection, request_id: str | None, now: datetim
         NEWEST_LOOKED_AT, request_id, request_id, ALIKE, request_id, request_id, NEAR,
     )  # fmt: skip
     if near:
-        lines.append(f"Near it: {', '.join(r['request_id'] for r in near)}.")
+        lines.append(f"Near it: {', '.join(printable(r['request_id']) for r in near)}.")
     return "\n".join(lines)
 
 
 def _named(at: duckdb.DuckDBPyConnection, request_id: str) -> list[Row]:
-    return _rows(at, "SELECT * FROM requests WHERE request_id = ? OR starts_with(request_id, ? || '~')", request_id, request_id)
+    """The newest of this id first (an old one may have the same), then some of those that the router gave an ending."""
+    return _rows(
+        at,
+        "SELECT * FROM requests WHERE request_id = ? OR starts_with(request_id, ? || '~') "
+        "ORDER BY request_id = ? DESC, coalesce(started_at, ended_at) DESC NULLS LAST LIMIT ?",
+        request_id, request_id, request_id, 2 + SAME_ID_SHOWN,
+    )  # fmt: skip
+
+
+def _newest(at: duckdb.DuckDBPyConnection) -> list[Row]:
+    """In two steps, so that segments whose times are older are passed over: sorting all took 4 s of 5 million rows, this takes 0.2 s."""
+    (about,) = _rows(at, "SELECT max(started_at) AS newest FROM requests")
+    since = about["newest"] or datetime(1970, 1, 1)  # naive UTC, as in the tables
+    return _rows(
+        at,
+        "SELECT * FROM requests WHERE started_at >= ? OR (started_at IS NULL AND ended_at >= ?) "
+        "ORDER BY coalesce(started_at, ended_at) DESC LIMIT 1",
+        since, since,
+    )  # fmt: skip
 
 
 def _rows(at: duckdb.DuckDBPyConnection, sql: str, *values: object) -> list[Row]:

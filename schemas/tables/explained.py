@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from schemas.tables.terminal import printable
+
 Row = dict[str, Any]
 """A row of a published table by column."""
 
@@ -36,6 +38,7 @@ _TRUST = {
 }
 _TERMS = (("queue_s", "waiting"), ("prefill_s", "prefill"), ("load_s", "loading"), ("decode_s", "decoding beside it"))
 _SMALL_S = 0.00005
+SAME_ID_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Facts:
     earlier_decisions: int = 0
     changes: Sequence[Row] = ()
     same_id: Sequence[str] = field(default=())
-    """Other requests that came with the same id from the client."""
+    """Other requests that came with the same id from the client, the newest first; some of them."""
     lacks: Sequence[str] = ()
     """Tables that the published file does not have, being older."""
 
@@ -71,12 +74,12 @@ def _came(facts: Facts, now: datetime) -> list[str]:
     r = facts.request
     at = r.get("started_at") or r.get("ended_at")
     when = "at an unknown time" if at is None else f"{_time(at)} UTC, {_age(now - at)} ago"
-    lines = [f"Request {_safe(r['request_id'])}", f"  {when}"]
+    lines = [f"Request {printable(r['request_id'])}", f"  {when}"]
     what = [
         _named("router", r.get("router")),
         _named("pool", r.get("pool")),
         _named("model", r.get("model")),
-        _safe(r["path"]) if r.get("path") else "",
+        printable(r["path"]) if r.get("path") else "",
         "" if r.get("stream") is None else "stream" if r["stream"] else "whole answer",
     ]
     who = [_named("route", r.get("route")), _named("tenant", r.get("tenant")), _named("session", r.get("session_id"))]
@@ -87,20 +90,21 @@ def _came(facts: Facts, now: datetime) -> list[str]:
     lines.append(f"  prompt of {count}{blocks}")
     if source is not None:
         took = f", in {_s(r['tokenize_us'] * 1e-6)}" if r.get("tokenize_us") is not None else ""
-        why = f" ({_safe(r['token_reason'])})" if r.get("token_reason") else ""
-        lines.append(f"  {_safe(source)}: {_SOURCES.get(source, '')}{why}{took}")
+        why = f" ({printable(r['token_reason'])})" if r.get("token_reason") else ""
+        lines.append(f"  {printable(source)}: {_SOURCES.get(source, '')}{why}{took}")
     if facts.same_id:
-        lines.append(f"  the client sent this id with other requests, too: {', '.join(map(_safe, facts.same_id))}")
+        shown = [printable(other) for other in facts.same_id[:SAME_ID_SHOWN]]
+        lines.append(f"  the client sent this id with other requests, too: {', '.join(shown)}{' ...' if shown != [*facts.same_id] else ''}")
     return lines
 
 
 def _decided(facts: Facts) -> list[str]:
     r = facts.request
-    versions = [f"policy {_safe(r['policy'])}"]
+    versions = [f"policy {printable(r['policy'])}"]
     if r.get("policy_version") is not None:
-        versions[0] += f" (version {_safe(r['policy_version'])})"
+        versions[0] += f" (version {printable(r['policy_version'])})"
     if r.get("coefficients_version") is not None:
-        versions.append(f"coefficients {_safe(r['coefficients_version'])}")
+        versions.append(f"coefficients {printable(r['coefficients_version'])}")
     if r.get("decide_us") is not None:
         versions.append(f"decided in {r['decide_us']:.0f} us")
     if r.get("waited_s"):
@@ -113,7 +117,7 @@ def _decided(facts: Facts) -> list[str]:
         return lines
     lines += ["", "  Tokens of its beginning held by each worker, and predicted milliseconds:"]
     lines += [*_indented(_candidates(facts.candidates)), ""]
-    listed, considered = len(facts.candidates), r.get("workers_considered")
+    listed, considered = sum(c.get("allowed") is not False for c in facts.candidates), r.get("workers_considered")
     if considered is not None and considered > listed:
         lines.append(f"  {_n(listed)} of {_n(considered)} workers that could have been chosen are listed, by cost.")
     if chosen is not None:
@@ -134,7 +138,7 @@ def _candidates(candidates: Sequence[Row]) -> list[str]:
         row += [f"+{_n(c['speculative_tokens'])}" if c.get("speculative_tokens") else ""] if expected else []
         row += [_ms(c.get(t)) for t in ("queue_s", "prefill_s", *(["load_s"] if loads else []), "decode_s", "cost_s")]
         decoding = f" ({_n(c['decoding'])} decoding)" if c.get("decoding") else ""
-        row += [f"{_n(c.get('in_flight'))}{decoding}", _safe(c.get("trust") or _UNKNOWN), _clock(c), _why_not(c)]
+        row += [f"{_n(c.get('in_flight'))}{decoding}", printable(c.get("trust") or _UNKNOWN), _clock(c), _why_not(c)]
         rows.append(row)
     return _aligned(head, rows, left={0, 1, len(head) - 4, len(head) - 3, len(head) - 2, len(head) - 1})
 
@@ -144,7 +148,9 @@ def _why(facts: Facts, chosen: Row) -> list[str]:
     r, lines = facts.request, []
     cost_known = chosen.get("cost_s") is not None
     if not cost_known:
-        lines.append(f"  The policy {_safe(r['policy'])} does not weigh costs; the seconds above are what the cost model would have said.")
+        lines.append(
+            f"  The policy {printable(r['policy'])} does not weigh costs; the seconds above are what the cost model would have said."
+        )
     if r.get("runner_up_worker") is not None and r.get("margin_s") is not None:
         margin_s, other = r["margin_s"], _name_of(r["runner_up_worker"], r.get("runner_up_rank"))
         if abs(margin_s) < _SMALL_S:
@@ -162,7 +168,7 @@ def _why(facts: Facts, chosen: Row) -> list[str]:
     if trust in _TRUST:
         lines.append(f"  The index of {_place(chosen)} was {trust} at that moment: {_TRUST[trust]}.")
         lines += [
-            f"    {_age(r['started_at'] - c['happened_at'])} before: {_safe(c['text'])}" for c in facts.changes if r.get("started_at")
+            f"    {_age(r['started_at'] - c['happened_at'])} before: {printable(c['text'])}" for c in facts.changes if r.get("started_at")
         ]
     if r.get("index_lag_s") is not None:
         behind = f", and the index {_s(r['index_behind_s'])} behind the stream" if r.get("index_behind_s") is not None else ""
@@ -178,10 +184,11 @@ def _longest(facts: Facts, chosen: Row) -> list[str]:
         return []
     if not most:
         return ["  No worker of the pool held the beginning of this prompt."]
-    here = chosen.get("overlap_tokens") or 0
+    name, here = _name_of(worker, r.get("best_overlap_rank")), chosen.get("overlap_tokens")
+    if here is None:
+        return [f"  {name} held {_n(most)} tokens, the most in the pool; how many the chosen one held is not known."]
     if here >= most:
         return [f"  No worker of the pool held more of this prompt than the {_n(here)} tokens here."]
-    name = _name_of(worker, r.get("best_overlap_rank"))
     more = f"  {name} held {_n(most)} tokens, {_n(most - here)} more than the chosen one"
     best = next((c for c in facts.candidates if c.get("worker") == worker and c.get("rank") in (r.get("best_overlap_rank"), None)), None)
     if best is None:
@@ -198,13 +205,18 @@ def _longest(facts: Facts, chosen: Row) -> list[str]:
         return [f"{more}, but could not be chosen: {why}."]
     distrust = f" Its index was {best['trust']}: {_TRUST[best['trust']]}." if best.get("trust") in _TRUST else ""
     if best.get("cost_s") is None or chosen.get("cost_s") is None:
-        return [f"{more}; the policy {_safe(r['policy'])} does not look at that.{distrust}"]
+        return [f"{more}; the policy {printable(r['policy'])} does not look at that.{distrust}"]
     extra_s = best["cost_s"] - chosen["cost_s"]
     if extra_s < -_SMALL_S:
-        return [f"{more}, and would have been {_s(-extra_s)} cheaper: the policy {_safe(r['policy'])} chooses by other things.{distrust}"]
+        return [
+            f"{more}, and would have been {_s(-extra_s)} cheaper: the policy {printable(r['policy'])} chooses by other things.{distrust}"
+        ]
     parts = []
     for term, word in _TERMS:
-        difference_s = (best.get(term) or 0.0) - (chosen.get(term) or 0.0)
+        there_s, here_s = best.get(term), chosen.get(term)
+        if there_s is None or here_s is None:
+            continue
+        difference_s = there_s - here_s
         if abs(difference_s) >= max(_SMALL_S, 0.02 * extra_s):
             parts.append(f"{_s(abs(difference_s))} {'more' if difference_s > 0 else 'less'} of {word}")
     cost = f"would have cost {_s(extra_s)} more" if extra_s > _SMALL_S else "would have cost the same"
@@ -219,7 +231,7 @@ def _shadows(facts: Facts) -> list[str]:
         where = "the same worker" if s.get("same") else _place(s)
         margin_s = s.get("margin_s")
         cost = "" if margin_s is None or s.get("same") else f"{'+' if margin_s >= 0 else '-'}{_s(abs(margin_s))}"
-        rows.append([_safe(s["policy"]), where, f"{_n(s.get('predicted_tokens'))} tokens cached", cost])
+        rows.append([printable(s["policy"]), where, f"{_n(s.get('predicted_tokens'))} tokens cached", cost])
     table = _aligned(["policy", "would have chosen", "forecast", "cost"], rows, left={0, 1})
     return ["Other policies, asked but not followed", *_indented(table)]
 
@@ -229,7 +241,7 @@ def _attempts(facts: Facts) -> list[str]:
         return []
     lines = ["Attempts before, without an answer"]
     for i, a in enumerate(facts.attempts, start=1):
-        lines.append(f"  {i}. {_place(a)} after {_s(a.get('after_s'))}: {_safe(a.get('error') or 'no reason given')}")
+        lines.append(f"  {i}. {_place(a)} after {_s(a.get('after_s'))}: {printable(a.get('error') or 'no reason given')}")
     return lines
 
 
@@ -241,7 +253,7 @@ def _outcome(facts: Facts, now: datetime) -> list[str]:
         since = "" if r.get("started_at") is None else f", for {_age(now - r['started_at'])} so far"
         return ["Outcome", f"  In flight{since}: no outcome yet."]
     status = "the client left before an answer" if r.get("status") is None else f"HTTP {r['status']}"
-    error = f", {_safe(r['error'])}" if r.get("error") else ""
+    error = f", {printable(r['error'])}" if r.get("error") else ""
     if r.get("status") is not None and r["status"] < 400 and r.get("error") in _CUT:
         error = f", then {_CUT[r['error']]}"
     lines = [f"Outcome: {status}{error}"]
@@ -287,7 +299,7 @@ def _not_known(facts: Facts) -> list[str]:
         if not facts.candidates:
             out.append("the other workers: the router recorded no candidates")
         if r.get("best_overlap_tokens") is None:
-            out.append("who held how much of this prompt: its prefix was unknown to the router")
+            out.append("who held how much of this prompt: its prefix was unknown to the router, or not looked up")
         if r.get("trust") is None and facts.candidates:
             out.append("the trust of the chosen worker's index")
     if r.get("ended_at") is not None and r.get("status") is not None and r["status"] < 400:
@@ -341,7 +353,7 @@ def _time(at: datetime) -> str:
 
 
 def _named(word: str, value: str | None) -> str:
-    return "" if value is None else f"{word} {_safe(value)}"
+    return "" if value is None else f"{word} {printable(value)}"
 
 
 def _place(row: Row) -> str:
@@ -350,7 +362,7 @@ def _place(row: Row) -> str:
 
 def _name_of(worker: str | None, rank: int | None) -> str:
     """Rank 0 is not said: most workers have no other."""
-    return _UNKNOWN if worker is None else _safe(worker) + (f" rank {rank}" if rank else "")
+    return _UNKNOWN if worker is None else printable(worker) + (f" rank {rank}" if rank else "")
 
 
 def _clock(c: Row) -> str:
@@ -361,10 +373,6 @@ def _why_not(c: Row) -> str:
     if c.get("draining"):
         return "draining"
     return "could not be chosen" if c.get("allowed") is False else ""
-
-
-def _safe(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]], left: set[int]) -> list[str]:

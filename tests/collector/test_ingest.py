@@ -179,8 +179,9 @@ def test_the_last_decision_of_a_request_that_was_sent_again_holds_over_any_resta
     now = time.time()
     failed = Attempt(worker="w0", error="upstream: reset", after_s=0.2)
     shadow = ShadowPick(policy="random", worker="w1", predicted_tokens=0, margin_s=0.5)
+    guess = ShadowPick(policy="text", worker="w1")
     decisions = [decision("q", now - 3, "w0"), decision("q", now - 2, "w1", attempts=(failed,))]
-    decisions = [d.model_copy(update={"shadows": (shadow,)}) for d in decisions]
+    decisions = [d.model_copy(update={"shadows": (shadow, guess), "predicted_tokens": 16}) for d in decisions]
     records: list[Any] = [*decisions[:outcome_at], outcome("q", now - 1, "w1", retries=1), *decisions[outcome_at:]]
     writer = stream.writer()
     one = started(data_dir, stream)
@@ -197,7 +198,8 @@ def test_the_last_decision_of_a_request_that_was_sent_again_holds_over_any_resta
     at = f"make_timestamp({round((now - 2) * 1e6)})"
     assert ask(data_dir, f"SELECT worker, started_at = {at}, retries, outcome_missing FROM requests") == [("w1", True, 1, False)]
     assert ask(data_dir, "SELECT worker, chosen FROM candidates ORDER BY started_at") == [("w0", True), ("w1", True)]
-    assert ask(data_dir, "SELECT worker, same FROM shadows ORDER BY started_at") == [("w1", False), ("w1", True)]
+    picks = ask(data_dir, "SELECT same, predicted_tokens, chosen_predicted_tokens FROM shadows ORDER BY started_at, policy")
+    assert picks == [(False, 0, 16), (False, None, None), (True, 0, 16), (True, None, None)]
     assert ask(data_dir, f"SELECT worker, error, started_at = {at}, position FROM attempts") == [("w0", "upstream: reset", True, 0)]
     assert ask(data_dir, "SELECT worker, requests FROM worker_10s WHERE requests > 0") == [("w1", 1)]
     health = dict(ask(data_dir, "SELECT name, value FROM data_health WHERE area = 'join'"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from collector.join import Join, Taken
+from collector.join import Join, Taken, predicted_tokens
 from schemas.requests import Attempt, Decision
 from tests.collector.traffic import decision, outcome, pack_hashes_of
 
@@ -35,6 +35,15 @@ def test_the_decision_with_more_attempts_holds_wherever_the_request_stands() -> 
         assert r.running is not before
         assert (r.running.started_s, r.running.ended_s, r.running.own) == (11.0, 12.0, None)
         assert join.waiting() == {DECIDED: [9 << 1], ENDED: [7 << 1]}
+
+
+def test_a_forecast_that_the_router_says_it_has_not_is_not_made_up_from_overlap() -> None:
+    assert predicted_tokens(decision("q", 10.0, **CHAIN)) == 16  # a router that does not know the field
+    assert predicted_tokens(decision("q", 10.0, predicted_tokens=32, **CHAIN)) == 32
+    assert predicted_tokens(decision("q", 10.0, predicted_tokens=None, **CHAIN)) is None
+    assert predicted_tokens(decision("q", 10.0, predicted_tokens=None, **{**CHAIN, "token_source": "text"})) == 16  # its guess
+    unknown = decision("q", 10.0).candidates[0].model_copy(update={"overlap_tokens": None})
+    assert predicted_tokens(decision("q", 10.0, candidates=(unknown,), **CHAIN)) is None
 
 
 def test_a_decision_without_more_attempts_is_a_duplicate_whatever_else_it_says() -> None:

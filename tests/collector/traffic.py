@@ -42,7 +42,7 @@ def load(who: WorkerId, time_s: float, *, up: bool = True, epoch: int = 1, key_i
 def put(writer: Writer, prefix: str, value: Decision | Outcome | WorkerLoad | Change) -> None:
     topic = {Decision: DECISIONS, Outcome: OUTCOMES, WorkerLoad: WORKER_LOAD, Change: CHANGES}[type(value)]
     key = value.request_id if isinstance(value, Decision | Outcome) else getattr(value, "worker", None) or "x"
-    writer.append(prefix + topic, key.encode(), value.model_dump_json().encode())
+    writer.append(prefix + topic, key.encode(), value.model_dump_json(exclude_unset=True).encode())
 
 
 @dataclass

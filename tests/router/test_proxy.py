@@ -267,7 +267,7 @@ async def test_a_worker_that_is_down_is_left_out_and_comes_back():
         status, headers, _ = await r.post(BODY)
         assert (status, headers["x-warmwatch-worker"]) == (200, "w0")
         (d,), (o,) = await r.records()
-        assert (d.worker, [a.worker for a in d.attempts], o.worker, o.retries, o.error) == ("w0", ["w1"], "w0", 1, None)
+        assert (d.worker, [(a.worker, a.rank) for a in d.attempts], o.worker, o.retries, o.error) == ("w0", [("w1", 0)], "w0", 1, None)
         page = r.router.metrics.page()
         assert b'warmwatch_router_prompts_total{pool="tiny",token_source="exact"} 1.0' in page  # one request, two attempts
         assert b'warmwatch_router_predicted_cached_tokens_total{pool="tiny"} 0.0' in page  # w1 held 96 and gave no answer

@@ -41,7 +41,10 @@ def test_unknown_fields_are_ignored_and_unknown_versions_refused():
 def test_what_is_not_reported_is_null_and_never_zero():
     outcome = Outcome(request_id="r", time_s=1.0)
     assert outcome.cached_tokens is None
-    assert outcome.ttft_s is None
+    assert (outcome.ttft_s, outcome.retries) == (None, None)
+    candidate = Candidate(worker="w", trust=Trust.BLIND)
+    assert (candidate.overlap_tokens, candidate.speculative_tokens, candidate.in_flight) == (None, None, None)
+    assert Decision.model_validate(DECISION).workers_considered is None
     assert WorkerLoad.model_validate(LOAD).running is None
 
 
@@ -91,7 +94,8 @@ def test_every_number_is_bounded_by_what_its_published_column_holds():
             assert (part["minimum"], part["exclusiveMaximum"]) == (0, END_OF_TIME_S)
             times += 1
     assert bounded > 30 and times == 4
-    assert 2 * Candidate.model_json_schema()["properties"]["overlap_tokens"]["maximum"] < 2**32  # confirmed plus speculative: one column
+    overlap, _null = Candidate.model_json_schema()["properties"]["overlap_tokens"]["anyOf"]
+    assert 2 * overlap["maximum"] < 2**32  # confirmed plus speculative: one column
 
 
 def test_records_are_frozen_and_survive_json():

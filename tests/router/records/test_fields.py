@@ -127,6 +127,20 @@ def test_why_a_prompt_is_not_known_exactly_is_told_and_its_names_never_are(promp
     assert (d.token_source, d.token_reason, d.chain, d.prompt_tokens, d.predicted_tokens) == (source, reason, None, None, None)
 
 
+@pytest.mark.parametrize("unknown", ["no tokens", "no block size", "not read"])
+def test_an_overlap_that_was_not_looked_up_is_null_and_not_zero(unknown: str) -> None:
+    pools = pools_of(2)
+    exact = prompt_of(pools, 100, reads_cache=unknown != "not read")
+    assert exact.chain is not None
+    hold(pools, "w1", exact.chain)
+    prompts = {"no tokens": Prompt.unknown(400), "no block size": Prompt("exact", 100, 100, None, None), "not read": exact}
+    d = recorded(pools, prompts[unknown])
+    assert (d.best_overlap_worker, d.best_overlap_tokens) == (None, None)
+    tokens = ("overlap_tokens", "overlap_gpu_tokens", "overlap_cpu_tokens", "overlap_disk_tokens", "speculative_tokens")
+    assert {getattr(c, name) for c in d.candidates for name in tokens} == {None}
+    assert d.predicted_tokens == (0 if unknown == "not read" else None)  # the engine will say that it found nothing
+
+
 def test_of_several_prompts_in_one_request_nothing_is_forecast() -> None:
     pools = pools_of(2)
     assert recorded(pools, prompt_of(pools, 100, prompts=3)).predicted_tokens is None

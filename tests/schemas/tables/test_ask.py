@@ -46,6 +46,13 @@ def test_a_table_for_people(data_dir: Path) -> None:
     ]
 
 
+def test_what_clients_sent_cannot_steer_the_terminal(data_dir: Path) -> None:
+    question = "SELECT 'a' || chr(27) || '[2J' || chr(155) || chr(10) || 'ö' AS x"
+    assert ask(data_dir, question)[0].splitlines()[-1] == "a\\x1b[2J\\x9b ö"
+    told = ask(data_dir, question, format="json")[0]
+    assert told == '{"x": "a\\u001b[2J\\u009b\\nö"}\n'
+
+
 def test_csv_and_json_for_programs(data_dir: Path) -> None:
     question = "SELECT kind, text, happened_at FROM changes ORDER BY text DESC"
     rows = list(csv.reader(io.StringIO(ask(data_dir, question, format="csv")[0])))

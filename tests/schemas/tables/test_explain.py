@@ -126,6 +126,19 @@ def test_what_an_index_was_not_trusted_for_is_told_with_what_happened_before() -
     assert "Not known the hit told from KV events: the worker's events were not complete" in text
 
 
+def test_terms_and_overlap_that_a_router_does_not_tell_are_not_taken_for_zero() -> None:
+    best = candidate("w3", overlap_tokens=1100, queue_s=None, prefill_s=0.01, decode_s=None, cost_s=0.29)
+    text = said(request(best_overlap_tokens=1100, best_overlap_worker="w3"), CHOSEN | {"decode_s": 0.2}, best)
+    assert "would have cost 270 ms more: 10 ms less of prefill." in text
+    text = said(request(), CHOSEN | {"overlap_tokens": None}, best)
+    assert "w1 held 1 000 tokens, the most in the pool; how many the chosen one held is not known." in text
+
+
+def test_only_workers_that_could_have_been_chosen_are_counted_among_those_considered() -> None:
+    text = said(request(workers_considered=9), CHOSEN, OTHER, candidate("w3", allowed=False))
+    assert "2 of 9 workers that could have been chosen are listed" in text
+
+
 def test_shadows_and_attempts_are_told() -> None:
     shadows = [
         {"policy": "max_prefix", "worker": "w1", "rank": 0, "same": True, "predicted_tokens": 1000, "margin_s": 0.0},
@@ -250,6 +263,45 @@ def test_a_file_of_the_version_before_is_read_and_what_it_lacks_is_said(tmp_path
     text = capsys.readouterr().out
     assert "The runner-up would have cost 80 ms more." in text
     assert "shadows: the published file is of an earlier version, without that table" in text
+
+
+def test_the_newest_request_of_an_id_is_told_and_some_of_those_that_came_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [request(request_id=f"q~{i}", started_at=AT - dt.timedelta(minutes=50 - i)) for i in range(2, 40)]
+    rows += [request(worker="old", started_at=AT - dt.timedelta(days=1)), request(started_at=None, worker="undated", ended_at=None)]
+    published(tmp_path, {"requests": [*rows, request(worker="new")]})
+    assert main(["explain", "q", "--data-dir", str(tmp_path)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Decision: new" in text
+    assert "with other requests, too: q, q, q~39, q~38, " in text
+    assert "q~32 ... Decision" in text
+
+
+def test_the_newest_request_may_be_one_without_a_decision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lone = request(request_id="lone", started_at=None, ended_at=AT + dt.timedelta(seconds=9), policy=None, decision_missing=True)
+    for folder, rows in (("alone", [lone]), ("last", [request(), lone])):
+        (tmp_path / folder).mkdir()
+        published(tmp_path / folder, {"requests": rows})
+        assert main(["explain", "--last", "--data-dir", str(tmp_path / folder)]) == 0
+        assert capsys.readouterr().out.startswith("Request lone\n")
+
+
+def test_ids_from_outside_are_values_of_a_question_and_cannot_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = ["a' OR TRUE --", "%", "\x1b[2J", "tab\tand\u009bcontrol", "x" * 1024, "größe 🦊\U000e0001"]
+    dead = {"key": "\x1b[2", "reason": "late: request \x1b[2J"}
+    published(tmp_path, {"requests": [request(request_id=i) for i in ids], "dead_letters": [dead]})
+    for asked in ids:
+        assert main(["explain", asked, "--json", "--data-dir", str(tmp_path)]) == 0
+        out = capsys.readouterr().out
+        assert json.loads(out)["request"]["request_id"] == asked
+        assert all(c.isprintable() or c == "\n" for c in out)
+    for asked in ("' OR TRUE --", "\x1b[2", "_", "x" * 1025):
+        assert main(["explain", asked, "--data-dir", str(tmp_path)]) == 1
+        told = capsys.readouterr().err
+        assert all(c.isprintable() or c == "\n" for c in told)
 
 
 def test_a_request_that_is_not_there_is_said_with_where_it_may_be_and_what_is_near(
