@@ -53,6 +53,7 @@ from bench.servers import (
     load_program,
     on_core,
     peers_python,
+    process_stats,
     say,
 )
 
@@ -318,14 +319,9 @@ def _session_tree_s() -> float:
     """CPU seconds of this process and all its descendants, ended ones included."""
     children: dict[int, list[int]] = {}
     used: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-            used[int(entry.name)] = sum(map(int, fields[11:15]))
+    for pid, fields in process_stats():
+        children.setdefault(int(fields[1]), []).append(pid)
+        used[pid] = sum(map(int, fields[11:15]))
     todo, total = [int(Path("/proc/self").resolve().name)], 0
     while todo:
         pid = todo.pop()

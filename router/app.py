@@ -419,6 +419,7 @@ class Router:
                     probes.look()
                     self.membership.tend(pool.name, self._clock())
                     self.pools.forget_strangers(self._clock())
+                    self._upstream.forget_others({t.url for p in self.pools for t in p.targets})
                     pool.admission.look()
                 except Exception:  # the top of this task's loop
                     self.metrics.crashes.inc()

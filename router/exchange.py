@@ -42,5 +42,6 @@ class Exchange:
     response_bytes: int = 0
     answering: bool = False  # the client has got the head of an answer
     waited_s: float = 0.0  # in the router, for a place at the pool's workers
-    tried: set[int] = field(default_factory=set)  # targets that gave no answer
+    continues: str | None = None  # id of the stored response that it belongs to
+    tried: set[int] = field(default_factory=set)  # targets that gave no answer, or do not know that response
     decision: dict[str, Any] | None = None  # fields of the newest dispatch's, until it is recorded

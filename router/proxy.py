@@ -150,7 +150,7 @@ class Proxy:
             visit.spend(prompt.guessed_tokens if prompt.tokens is None else prompt.tokens)
             exchange.id_headers += visit.headers()
             if endpoint.keeps:
-                self._keep_with_its_maker(exchange, pool, content.get("previous_response_id"))
+                exchange.continues = _name(content.get("previous_response_id"))
             await self._serve(exchange, pool, prompt, send)
         except asyncio.CancelledError:
             if client.left:
@@ -198,8 +198,8 @@ class Proxy:
             client=client,
             model=pool.model,
             stream=None,
+            continues=stored,
         )
-        self._keep_with_its_maker(exchange, pool, stored)
         try:
             await self._serve(exchange, pool, Prompt.unknown(len(body)), send, recorded=False)
         except asyncio.CancelledError:
@@ -230,6 +230,7 @@ class Proxy:
             await respond_json(send, 429, content, [*exchange.id_headers, (b"retry-after", b"%d" % full.retry_after_s)])
             return
         try:
+            self._keep_with_its_maker(exchange, pool)  # workers may have come while it waited
             await self._dispatch(exchange, pool, prompt, send, recorded)
         finally:
             pool.admission.leave()
@@ -405,9 +406,9 @@ class Proxy:
             headers.append((b"x-warmwatch-token-source", prompt.source.encode()))
         return headers
 
-    def _keep_with_its_maker(self, exchange: Exchange, pool: PoolState, response_id: object) -> None:
+    def _keep_with_its_maker(self, exchange: Exchange, pool: PoolState) -> None:
         """What belongs to a stored response goes to the worker that made it, while that is there: no other knows it."""
-        made_by = self._stored.worker_of(response_id)
+        made_by = self._stored.worker_of(exchange.continues)
         if made_by is not None and made_by[0] == pool.name:
             others = {t.number for t in pool.targets if t.worker != made_by[1] or not pool.present[t.number]}
             if len(others) < len(pool.targets):

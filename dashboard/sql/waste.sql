@@ -7,6 +7,6 @@ SELECT
   count(*) FILTER (least(best_overlap_tokens, prompt_tokens) > cached_tokens) AS requests_with_loss,
   count(*) AS known_requests
 FROM requests
--- least and greatest pass over NULL, so only requests of which all three are known may reach them.
-WHERE best_overlap_tokens IS NOT NULL AND prompt_tokens IS NOT NULL AND cached_tokens IS NOT NULL AND ended_at >= $since AND ended_at < $until AND ($pool IS NULL OR pool = $pool) AND ($worker IS NULL OR worker = $worker)
+-- least and greatest pass over NULL, so only requests of which all three are known may reach them; the overlap of text prompts is a guess.
+WHERE token_source IN ('exact', 'engine') AND best_overlap_tokens IS NOT NULL AND prompt_tokens IS NOT NULL AND cached_tokens IS NOT NULL AND ended_at >= $since AND ended_at < $until AND ($pool IS NULL OR pool = $pool) AND ($worker IS NULL OR worker = $worker)
   AND ($route IS NULL OR route = $route) AND ($model IS NULL OR model = $model)

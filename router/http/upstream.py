@@ -29,7 +29,7 @@ import asyncio
 import base64
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -236,11 +236,11 @@ class Upstream:
         for connection in list(self._open):
             connection.give_up()
 
-    def forget(self, url: str) -> None:
-        """The worker is gone: its idle connections are closed. Requests on their way to it go on."""
-        origin = self._origins.pop(url, None)
-        for connection in list(origin.idle) if origin is not None else ():
-            connection.give_up()
+    def forget_others(self, urls: Collection[str]) -> None:
+        """Workers at other addresses are gone: their idle connections are closed. Requests on their way to them go on."""
+        for url in [u for u in self._origins if u not in urls]:
+            for connection in list(self._origins.pop(url).idle):
+                connection.give_up()
 
     async def request(
         self, url: str, method: bytes, target: bytes, header_lines: bytes, body: bytes, on_wire: Callable[[], None] | None = None

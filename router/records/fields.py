@@ -44,14 +44,7 @@ def decision_fields(
         "version": 1,
         "request_id": exchange.request_id,
         "time_s": wall_s,
-        "router": router,
-        "pool": pool.name,
-        "model": exchange.model,
-        "path": exchange.path[:1024],
-        "route": exchange.route,
-        "tenant": exchange.tenant,
-        "session_id": exchange.session_id,
-        "stream": exchange.stream,
+        **_what_came(exchange, pool.name, router),
         "policy": pool.policy.name,
         "policy_version": pool.policy.version,
         "coefficients_version": decided.coefficients_version[:100],
@@ -115,13 +108,13 @@ def outcome_json(exchange: Exchange, pool: str, router: str, now_s: float) -> by
             "request_bytes": len(exchange.body),
             "response_bytes": exchange.response_bytes,
             "retries": failed if exchange.answering else max(0, failed - 1),
-            **(_undecided(exchange, pool, router) if exchange.worker is None else _DECIDED),
+            **(_what_came(exchange, pool, router) if exchange.worker is None else _DECIDED),
         }
     )
 
 
-def _undecided(exchange: Exchange, pool: str, router: str) -> dict[str, Any]:
-    """What a decision would have said, of a request that none was made for."""
+def _what_came(exchange: Exchange, pool: str, router: str) -> dict[str, Any]:
+    """What a decision says of its request, or the outcome of a request that no decision was made for."""
     return {
         "router": router,
         "pool": pool,

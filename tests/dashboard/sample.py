@@ -170,6 +170,7 @@ def _requests(
         done = ended is not None
         predicted = cached if rng.random() < 0.93 else max(0, cached + rng.choice((-3, -1, 1, 2, 8)) * _BLOCK)
         unknown = number % 40 == 0  # a prompt that the router could not read: nothing was predicted
+        guessed = number % 40 == 20  # a prompt that went by its text
         event_hit = cached if rng.random() < 0.998 else max(0, cached - _BLOCK)
         yield {
             "request_id": f"req-{number:06d}",
@@ -187,11 +188,11 @@ def _requests(
             "stream": True,
             "policy": policy,
             "policy_version": "1",
-            "token_source": "none" if unknown else "exact",
+            "token_source": "none" if unknown else "text" if guessed else "exact",
             "prompt_tokens": prompt,
             "cached_tokens": cached if done and reported else None,
             "event_hit_tokens": event_hit if done and not failed and worker[1] != "gpu-4:8000" else None,
-            "predicted_tokens": None if unknown else predicted,
+            "predicted_tokens": None if unknown or guessed else predicted,
             "best_overlap_tokens": None if unknown else best,
             "best_overlap_worker": None if unknown else worker[1],
             "completion_tokens": rng.randrange(20, 900) if done and reported else None,

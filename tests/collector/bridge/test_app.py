@@ -37,7 +37,7 @@ PAGE = gzip.decompress(
 HASH_KEY = "000102030405060708090a0b0c0d0e0f"
 
 
-async def until(what: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(what: Callable[[], bool], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not what():
         assert time.monotonic() < deadline, "not in time"

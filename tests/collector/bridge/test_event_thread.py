@@ -20,7 +20,7 @@ from schemas.workers import BridgeHealth, Trust
 from tests.collector.bridge.wire import KEY, SOURCE, FakeEngine, message, one_block, payload, removed, stored
 
 
-def until(what: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def until(what: Callable[[], bool], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not what():
         assert time.monotonic() < deadline, "not in time"

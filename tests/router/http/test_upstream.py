@@ -362,19 +362,32 @@ async def test_an_answer_that_came_before_it_was_read_is_not_lost_when_the_conne
         assert pieces == [b"mine"]
 
 
-async def test_a_paused_answer_is_not_read_and_does_not_time_out():
+class LongAnswer:
+    """A worker's script: an answer of `size` bytes as fast as it is taken."""
+
     size = 32 << 20
-    sent = 0
 
-    async def script(peer: Peer) -> None:
-        nonlocal sent
+    def __init__(self) -> None:
+        self.sent = 0
+
+    async def __call__(self, peer: Peer) -> None:
         await peer.request()
-        await peer.say(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size)
-        while sent < size:
+        await peer.say(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % self.size)
+        while self.sent < self.size:
             await peer.say(b"x" * (1 << 16))
-            sent += 1 << 16
+            self.sent += 1 << 16
 
-    async with upstream(SOON) as up, worker(script) as w:
+    async def stands(self, look_s: float) -> None:
+        """Returns when the sockets' buffers are full."""
+        stood = -1
+        while stood != self.sent:
+            stood = self.sent
+            await asyncio.sleep(look_s)
+
+
+async def test_a_paused_answer_is_not_read_and_does_not_time_out():
+    long = LongAnswer()
+    async with upstream(SOON) as up, worker(long) as w:
         got = await up.request(w.url, b"GET", b"/", b"", b"")
         received = 0
 
@@ -386,35 +399,19 @@ async def test_a_paused_answer_is_not_read_and_does_not_time_out():
 
         relaying = asyncio.create_task(got.relay(take))
         await until(lambda: received)
-        stood = -1
-        while stood != sent:  # until the sockets' buffers are full
-            stood = sent
-            await asyncio.sleep(0.25)
-        assert (sent < size, received < 1 << 20, relaying.done()) == (True, True, False)
+        await long.stands(0.25)
+        assert (long.sent < long.size, received < 1 << 20, relaying.done()) == (True, True, False)
         got.resume()
         await relaying
-        assert received == size
+        assert received == long.size
 
 
 async def test_a_body_nobody_reads_yet_waits_within_a_bound():
-    size = 32 << 20
-    sent = 0
-
-    async def script(peer: Peer) -> None:
-        nonlocal sent
-        await peer.request()
-        await peer.say(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size)
-        while sent < size:
-            await peer.say(b"x" * (1 << 16))
-            sent += 1 << 16
-
-    async with upstream() as up, worker(script) as w:
+    long = LongAnswer()
+    async with upstream() as up, worker(long) as w:
         got = await up.request(w.url, b"GET", b"/", b"", b"")
-        stood = -1
-        while stood != sent:
-            stood = sent
-            await asyncio.sleep(0.1)
-        assert sent < size
+        await long.stands(0.1)
+        assert long.sent < long.size
         received = 0
 
         def take(piece: bytes) -> None:
@@ -422,7 +419,7 @@ async def test_a_body_nobody_reads_yet_waits_within_a_bound():
             received += len(piece)
 
         await got.relay(take)
-        assert received == size
+        assert received == long.size
 
 
 async def test_an_answer_before_the_request_is_sent_is_an_answer_and_the_connection_is_not_kept():
@@ -473,7 +470,9 @@ async def test_idle_connections_are_bounded_expire_and_go_with_their_worker():
         await asyncio.gather(*tasks)
         assert up.idle == 2
         await until(lambda: up.open == 2)
-        up.forget(w.url)
+        up.forget_others([w.url])
+        assert (up.idle, up.open) == (2, 2)
+        up.forget_others([])
         assert (up.idle, up.open) == (0, 0)
     async with upstream(Timeouts(keep_s=0.1)) as up, worker(script) as w:
         await ask(up, w.url)
