@@ -5,6 +5,7 @@ from __future__ import annotations
 from collector.join import Request, predicted_tokens, went_to
 from collector.store.columns import micros
 from schemas.requests import Decision
+from schemas.tables.losses import LOSS_COLUMNS
 
 
 def request_row(r: Request, closed: bool) -> tuple[object, ...]:
@@ -27,6 +28,7 @@ def request_row(r: Request, closed: bool) -> tuple[object, ...]:
         who and who.path,
         who and who.route,
         who and who.tenant,
+        d and d.template,
         who and who.stream,
         d and d.policy,
         d and d.policy_version,
@@ -74,6 +76,7 @@ def request_row(r: Request, closed: bool) -> tuple[object, ...]:
         o and o.response_bytes,
         closed and d is None and not r.undecided,
         closed and o is None,
+        *(None,) * len(LOSS_COLUMNS),
     )
 
 

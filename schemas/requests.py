@@ -104,6 +104,7 @@ class Decision(StreamModel):
     path: str = Field(max_length=1024, description="HTTP path, such as /v1/chat/completions")
     route: str = Field("default", max_length=1024, description="the caller's name for this kind of traffic")
     tenant: str = Field("default", max_length=1024)
+    template: str | None = Field(None, max_length=1024, description="the prompt template that the caller named; null: none")
     session_id: str | None = Field(None, max_length=1024)
     stream: bool | None = None
     policy: Name

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
-from schemas.tables.published import Table
+from schemas.tables.table import Table
 
 _TYPES: dict[str, pa.DataType] = {
     "VARCHAR": pa.string(),
@@ -19,6 +19,8 @@ _TYPES: dict[str, pa.DataType] = {
     "DOUBLE": pa.float64(),
     "BLOB": pa.binary(),
     "UBIGINT[]": pa.list_(pa.uint64()),
+    "STRUCT(cause VARCHAR, tokens UINTEGER)[]": pa.list_(pa.struct([("cause", pa.string()), ("tokens", pa.uint32())])),
+    "STRUCT(cause VARCHAR, tokens UBIGINT)[]": pa.list_(pa.struct([("cause", pa.string()), ("tokens", pa.uint64())])),
 }
 
 

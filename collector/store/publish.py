@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from collector.store.columns import arrow_schema
 from collector.store.segments import Segment, columns_of, sync_folder
+from schemas.tables.losses import COST_MODELS, DIVERGENCE, LADDER_10S, LOSS_10S, PREFIXES, PRESSURE, REUSE_CURVES
 from schemas.tables.published import (
     ATTEMPTS,
     CANDIDATES,
@@ -35,13 +36,16 @@ from schemas.tables.published import (
     SHADOWS,
     WORKER_10S,
     WORKERS,
-    Table,
     macros_sql,
 )
 from schemas.tables.read import FILE_NAME
+from schemas.tables.table import Table
 
-SEGMENTED: tuple[Table, ...] = (REQUESTS, CANDIDATES, SHADOWS, ATTEMPTS, KV_EVENTS, WORKER_10S, LATENCY_10S, CHANGES, DEAD_LETTERS)
-WHOLE: tuple[Table, ...] = (WORKERS, DATA_HEALTH, PUBLISHED)
+SEGMENTED: tuple[Table, ...] = (
+    REQUESTS, CANDIDATES, SHADOWS, ATTEMPTS, KV_EVENTS, WORKER_10S, LATENCY_10S, LOSS_10S, LADDER_10S, PREFIXES, REUSE_CURVES, DIVERGENCE,
+    PRESSURE, CHANGES, DEAD_LETTERS,
+)  # fmt: skip
+WHOLE: tuple[Table, ...] = (WORKERS, COST_MODELS, DATA_HEALTH, PUBLISHED)
 Files = dict[frozenset[str], list[str]]
 """Paths of segments by the columns that they have."""
 SCHEMAS = {t.name: arrow_schema(t) for t in (*SEGMENTED, *WHOLE)}

@@ -8,10 +8,12 @@ never zero. A new column or table raises MINOR, a changed meaning raises MAJOR.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from importlib import resources
 
-MAJOR, MINOR = 1, 1
+from schemas.tables.losses import LOSS_COLUMNS, LOSS_TABLES
+from schemas.tables.table import WHO, Table, table
+
+MAJOR, MINOR = 1, 2
 
 BUCKET_S = 10
 
@@ -31,46 +33,7 @@ def latency_middle_s(bucket: int) -> float:
     return float(LATENCY_FLOOR_S * LATENCY_GROWTH ** (bucket + 0.5))
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    name: str
-    type: str
-    comment: str
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    name: str
-    comment: str
-    columns: tuple[Column, ...]
-
-    def ddl(self, schema: str = "main") -> str:
-        """CREATE TABLE with a COMMENT on the table and on every column."""
-        body = ",\n".join(f'  "{c.name}" {c.type}' for c in self.columns)
-        return f'CREATE TABLE {schema}."{self.name}" (\n{body}\n);\n{self.comments("TABLE", schema)}'
-
-    def comments(self, kind: str, schema: str = "main") -> str:
-        """COMMENT statements for a TABLE or VIEW of these columns."""
-        lines = [f'COMMENT ON {kind} {schema}."{self.name}" IS {_quote(self.comment)};']
-        lines += [f'COMMENT ON COLUMN {schema}."{self.name}"."{c.name}" IS {_quote(c.comment)};' for c in self.columns]
-        return "\n".join(lines)
-
-
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _table(name: str, comment: str, *rows: tuple[str, str, str]) -> Table:
-    return Table(name, comment, tuple(Column(*r) for r in rows))
-
-
-_WHO = (
-    ("pool", "VARCHAR", "Pool: workers that serve one model with one tokenizer, block size and cache namespace."),
-    ("worker", "VARCHAR", "Worker name, by default host:port of its HTTP address."),
-    ("rank", "USMALLINT", "Data-parallel rank inside the worker; NULL: the router does not know it and events do not tell."),
-)
-
-REQUESTS = _table(
+REQUESTS = table(
     "requests",
     "One row a request: the router's decision joined with its outcome. Requests in flight have NULL ended_at, status and error.",
     ("request_id", "VARCHAR", "Unique id of the request, as sent in X-Request-Id or made by the router."),
@@ -78,11 +41,12 @@ REQUESTS = _table(
     ("started_at", "TIMESTAMP", "Dispatch to the worker; for an outcome without decision the end minus e2e_s."),
     ("ended_at", "TIMESTAMP", "End of the answer; NULL: in flight, or the outcome never came (outcome_missing)."),
     ("router", "VARCHAR", "Router replica that decided, or found nobody to send it to; NULL: no record said."),
-    *_WHO,
+    *WHO,
     ("model", "VARCHAR", "Model name that the client asked for."),
     ("path", "VARCHAR", "HTTP path."),
     ("route", "VARCHAR", "The caller's name for this kind of traffic."),
     ("tenant", "VARCHAR", "Tenant, from the API key or a header."),
+    ("template", "VARCHAR", "The prompt template that the caller named (header, or the router's configuration); NULL: none."),
     ("stream", "BOOLEAN", "The client asked for a stream."),
     ("policy", "VARCHAR", "Routing policy that chose the worker."),
     ("policy_version", "VARCHAR", "Version of that policy."),
@@ -151,9 +115,10 @@ REQUESTS = _table(
         "An outcome came, but no decision within the waiting time. False for requests that no worker could be chosen for: worker is NULL.",
     ),
     ("outcome_missing", "BOOLEAN", "A decision came, but no outcome within the waiting time."),
+    *LOSS_COLUMNS,
 )
 
-CANDIDATES = _table(
+CANDIDATES = table(
     "candidates",
     "The workers that a decision compared: the chosen one and the best others. A request that was sent again to another worker has the "
     "rows of each of its decisions, told apart by started_at; the newest are those that hold, as in requests.",
@@ -161,7 +126,7 @@ CANDIDATES = _table(
     ("started_at", "TIMESTAMP", "Dispatch of the request."),
     ("position", "USMALLINT", "Order in the record: the chosen worker, then the others by cost, those that could not be chosen last."),
     ("chosen", "BOOLEAN", "The request went to this worker."),
-    *_WHO,
+    *WHO,
     (
         "overlap_tokens",
         "UINTEGER",
@@ -186,7 +151,7 @@ CANDIDATES = _table(
     ("allowed", "BOOLEAN", "False: it could not be chosen: down, draining, or tried before. NULL: not said."),
 )
 
-SHADOWS = _table(
+SHADOWS = table(
     "shadows",
     "What other policies would have done with each request: one row a decision and shadow policy. How often they would have chosen "
     "otherwise: avg((NOT same)::INT) by policy; what that would have saved: sum(predicted_tokens) against sum(chosen_predicted_tokens). "
@@ -196,31 +161,31 @@ SHADOWS = _table(
     ("policy", "VARCHAR", "The policy that was only asked, not followed."),
     ("policy_version", "VARCHAR", "Its version; NULL: not said."),
     ("chosen_policy", "VARCHAR", "The policy that decided in earnest."),
-    *_WHO,
+    *WHO,
     ("same", "BOOLEAN", "It would have sent the request where it went."),
     ("predicted_tokens", "UINTEGER", "Cached tokens to be expected at its pick; NULL: the prefix is unknown."),
     ("chosen_predicted_tokens", "UINTEGER", "The same at the worker that the request went to; NULL where predicted_tokens is."),
     ("margin_s", "DOUBLE", "Cost of its pick minus cost of the chosen by the cost model, seconds; negative: it looked cheaper."),
 )
 
-ATTEMPTS = _table(
+ATTEMPTS = table(
     "attempts",
     "Dispatches that gave no answer, or one of retry_statuses, and were tried again elsewhere. The last one of a request that failed for "
     "good is not here but in requests: worker and error.",
     ("request_id", "VARCHAR", "The request; see requests."),
     ("started_at", "TIMESTAMP", "Dispatch of the decision that told of it: to the next worker."),
     ("position", "USMALLINT", "0 is the first."),
-    *_WHO,
+    *WHO,
     ("error", "VARCHAR", "What happened."),
     ("after_s", "DOUBLE", "How long after its dispatch, seconds."),
 )
 
-KV_EVENTS = _table(
+KV_EVENTS = table(
     "kv_events",
     "One row an event of a worker's cache. unnest(hashes) gives blocks.",
     ("happened_at", "TIMESTAMP", "Engine time of the event; where the engine gives none, the bridge's."),
     ("bridge_at", "TIMESTAMP", "When the bridge packed it."),
-    *_WHO,
+    *WHO,
     ("epoch", "UBIGINT", "Incarnation of the worker's cache."),
     ("seq", "UBIGINT", "Engine batch; for a gap the first batch lost."),
     ("kind", "VARCHAR", "stored, removed, cleared, epoch_started, gap, snapshot, reported, unnamed; see schemas/kv_events.py."),
@@ -235,11 +200,11 @@ KV_EVENTS = _table(
     ("stream_offset", "UBIGINT", "Offset of the record there."),
 )
 
-WORKER_10S = _table(
+WORKER_10S = table(
     "worker_10s",
     "Counts and gauges a worker and 10 seconds. Requests count in the bucket in which they ended.",
     ("bucket", "TIMESTAMP", "Start of the 10 seconds."),
-    *_WHO,
+    *WHO,
     ("requests", "UBIGINT", "Requests that ended."),
     ("failed", "UBIGINT", "Of these, with an error or a status of 400 and more."),
     ("prompt_tokens", "UBIGINT", "Prompt tokens of requests that ended."),
@@ -271,11 +236,11 @@ WORKER_10S = _table(
     ("preemptions", "DOUBLE", "Growth of the engine's preemption counter."),
 )
 
-LATENCY_10S = _table(
+LATENCY_10S = table(
     "latency_10s",
     "Latency histograms in log buckets 2 % wide; merge by adding n. Bucket b starts at 0.1 ms * 1.02^b.",
     ("bucket", "TIMESTAMP", "Start of the 10 seconds in which the requests ended."),
-    *_WHO,
+    *WHO,
     ("route", "VARCHAR", "The caller's name for this kind of traffic."),
     ("policy", "VARCHAR", "Routing policy."),
     ("measure", "VARCHAR", "ttft, e2e, engine_queue, engine_ttft."),
@@ -283,10 +248,10 @@ LATENCY_10S = _table(
     ("n", "UBIGINT", "Requests."),
 )
 
-WORKERS = _table(
+WORKERS = table(
     "workers",
     "Each worker and rank as last seen.",
-    *_WHO,
+    *WHO,
     ("engine", "VARCHAR", "vllm, sglang or other."),
     ("model", "VARCHAR", "Model that it serves."),
     ("up", "BOOLEAN", "Its metrics page answered at the last reading; NULL: never read."),
@@ -312,7 +277,7 @@ WORKERS = _table(
     ("restarts", "UBIGINT", "Restarts of the engine that its bridge saw: its sequence began anew. A restart of the bridge alone is none."),
 )
 
-CHANGES = _table(
+CHANGES = table(
     "changes",
     "Deploys, configuration, scaling and notes, as marked by people and tools, and what the collector saw itself (restarts, gaps).",
     ("happened_at", "TIMESTAMP", "When it happened."),
@@ -323,7 +288,7 @@ CHANGES = _table(
     ("worker", "VARCHAR", "Worker concerned; NULL: all."),
 )
 
-DATA_HEALTH = _table(
+DATA_HEALTH = table(
     "data_health",
     "What can be said about the data itself now: one row a check.",
     ("area", "VARCHAR", "stream, bridge, collector, join."),
@@ -336,7 +301,7 @@ DATA_HEALTH = _table(
     ("measured_at", "TIMESTAMP", "When it was measured."),
 )
 
-DEAD_LETTERS = _table(
+DEAD_LETTERS = table(
     "dead_letters",
     "Records that could not be used, with the reason; nothing else was lost with them.",
     ("set_aside_at", "TIMESTAMP", "When the collector set it aside."),
@@ -349,7 +314,7 @@ DEAD_LETTERS = _table(
     ("value", "BLOB", "The value, whole."),
 )
 
-PUBLISHED = _table(
+PUBLISHED = table(
     "published",
     "One row about this file itself.",
     ("published_at", "TIMESTAMP", "When the collector published this file."),
@@ -365,7 +330,7 @@ PUBLISHED = _table(
 
 TABLES: tuple[Table, ...] = (
     REQUESTS, CANDIDATES, SHADOWS, ATTEMPTS, KV_EVENTS, WORKER_10S, LATENCY_10S, WORKERS, CHANGES, DATA_HEALTH, DEAD_LETTERS,
-    PUBLISHED,
+    PUBLISHED, *LOSS_TABLES,
 )  # fmt: skip
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from schemas.tables.explain import ExplainSettings, run
 from schemas.tables.explained import Facts, page
-from schemas.tables.published import MAJOR, MINOR, TABLES, Table
+from schemas.tables.published import MAJOR, MINOR, TABLES
 from schemas.tables.read import FILE_NAME
+from schemas.tables.table import Table
 from warmwatch import main
 
 AT = dt.datetime(2026, 11, 30, 12, 0, 5)
