@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
-from collector.attribution import Running, assign, tell
+from collector.attribution.moments import Running, assign, tell
 from collector.join import Join, Place, Request, Taken
 from collector.kv_rows import kv_event_rows
 from collector.request_rows import attempt_rows, candidate_rows, request_row, shadow_rows

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from collector.attribution import Running
+from collector.attribution.moments import Running
 from schemas.requests import Candidate, Decision, Outcome, unpack_hashes
 from schemas.stream import Partition
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from collector.attribution import Hit, Running, assign, tell
+from collector.attribution.moments import Hit, Running, assign, tell
 from collector.residency import Residency
 from schemas.kv_events import COMPLETE, WINDOWED, Kind, KvBatch, WorkerId, encode, unpack
 from tests.collector.batches import batch, event
