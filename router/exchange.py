@@ -28,6 +28,7 @@ class Exchange:
     stream: bool | None
     route: str = "default"
     tenant: str = "default"
+    template: str | None = None
     session_id: str | None = None
     started_s: float = field(default_factory=time.monotonic)
     dispatched_s: float | None = None  # monotonic, of the newest dispatch

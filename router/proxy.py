@@ -129,6 +129,7 @@ class Proxy:
             return await respond_json(send, 404, own_error(scope["path"], 404, text, "model"), ids)
         pool, lora = found
         visit.use(_name(model) or pool.model)
+        route = _name(header(scope, b"x-warmwatch-route")) or "default"
         exchange = Exchange(
             request_id=request_id,
             id_headers=ids,
@@ -140,8 +141,9 @@ class Proxy:
             client=client,
             model=_name(model) or pool.model,
             stream=_flag(content.get("stream")) if endpoint.generates else False,
-            route=_name(header(scope, b"x-warmwatch-route")) or "default",
+            route=route,
             tenant=visit.tenant or _name(header(scope, b"x-warmwatch-tenant")) or "default",
+            template=_name(header(scope, b"x-warmwatch-template")) or self._settings.templates.get(route),
             session_id=_name(content.get("session_id")) or _name(header(scope, b"x-session-id")),
         )
         try:

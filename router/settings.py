@@ -201,6 +201,10 @@ class RouterSettings(Settings):
     replica_secret_file: Path | None = Field(
         None, description="file with 64 hexadecimal digits (openssl rand -hex 32), the same for all replicas: what they tell is encrypted"
     )
+    templates: dict[str, Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
+        {},
+        description="prompt template of requests that name none (x-warmwatch-template), by route; in a settings file [route.templates]",
+    )
     record_buffer: int = Field(
         20_000, ge=1, description="decisions and outcomes held while the stream is away; more are dropped and counted"
     )

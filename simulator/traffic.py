@@ -157,6 +157,7 @@ class Traffic:
             "X-Session-ID": session.session_id + sub,
             "X-Warmwatch-Tenant": session.template.tenant,
             "X-Warmwatch-Route": session.template.name,
+            "X-Warmwatch-Template": session.template.name,
             "Content-Type": "application/json",
         }
         answer = _Answer()

@@ -45,6 +45,7 @@ def decision_fields(
         "request_id": exchange.request_id,
         "time_s": wall_s,
         **_what_came(exchange, pool.name, router),
+        "template": exchange.template,
         "policy": pool.policy.name,
         "policy_version": pool.policy.version,
         "coefficients_version": decided.coefficients_version[:100],

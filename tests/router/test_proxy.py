@@ -123,6 +123,16 @@ async def test_headers_beyond_ascii_pass_as_they_are_and_are_read_as_utf8():
         assert (d.tenant, d.request_id) == ("Zürich", "Zürich-1")
 
 
+async def test_the_template_is_the_one_named_else_the_routes_else_none():
+    async with fleet(1, templates={"review": "review-v7"}) as (r, (engine,)):
+        await r.post(BODY, x_warmwatch_template="t" * 3000, x_warmwatch_route="review")
+        await r.post(BODY, x_warmwatch_route="review")
+        await r.post(BODY)
+        decisions, _ = await r.records(3)
+        assert [d.template for d in decisions] == ["t" * 1024, "review-v7", None]
+        assert "x-warmwatch-template" not in engine.seen[0].headers
+
+
 async def test_a_model_name_of_any_length_leaves_a_record_that_can_be_read():
     async with fleet(1) as (r, _):
         await r.post({**BODY, "model": "m" * 3000})
