@@ -11,6 +11,7 @@ import binascii
 from typing import Annotated, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import AfterValidator, Field
 
 from schemas.block_hash import U64
@@ -39,6 +40,28 @@ def _packed(value: str) -> str:
     return value
 
 
+def pack_lengths(lengths: npt.ArrayLike) -> str:
+    """Lengths up to 65,535 -> base64 of little-endian u16."""
+    return binascii.b2a_base64(np.ascontiguousarray(lengths, "<u2").data, newline=False).decode("ascii")
+
+
+def unpack_lengths(packed: str) -> npt.NDArray[np.uint16]:
+    """The inverse of `pack_lengths`. Raises ValueError when the text is no base64 of whole u16."""
+    try:
+        raw = base64.b64decode(packed, validate=True)
+    except binascii.Error as e:
+        raise ValueError("lengths must be base64 of little-endian u16") from e
+    if len(raw) % 2:
+        raise ValueError(f"lengths must be whole u16: {len(raw)} bytes are not a multiple of 2")
+    return np.frombuffer(raw, "<u2")
+
+
+def _packed_lengths(value: str) -> str:
+    unpack_lengths(value)
+    return value
+
+
+PackedLengths = Annotated[str, AfterValidator(_packed_lengths), Field(description="base64 of little-endian u16 lengths in tokens")]
 PackedHashes = Annotated[str, AfterValidator(_packed), Field(description="base64 of little-endian u64 block hashes")]
 
 
@@ -119,6 +142,26 @@ class Decision(StreamModel):
     lora: str | None = Field(None, max_length=1024)
     key_id: str | None = Field(None, pattern=r"^[0-9a-f]{8}$", description="which hash key the chain is made with; see HashKey.key_id")
     chain: PackedHashes | None = Field(None, description="names of the prompt's full blocks in order; null: unknown")
+    namespace: Clock | None = Field(
+        None,
+        description="keyed digest of LoRA, cache salt and what else starts the chain: the same content under another one has other names",
+    )
+    content_from: Count | None = Field(
+        None, description="first block that `content` and `chunks` describe: blocks of the best overlap anywhere; null: content is not told"
+    )
+    content: PackedHashes | None = Field(None, description="content fingerprints of the full blocks from content_from on")
+    chunks: PackedHashes | None = Field(
+        None, description="names of the content-defined chunks (schemas/content.py) of the tokens from content_from * block_size to the end"
+    )
+    chunk_tokens: PackedLengths | None = Field(None, description="their lengths; they add up to prompt_tokens - content_from * block_size")
+    shared_tokens: Tokens | None = Field(
+        None,
+        description="tokens that it has in common with a recent prompt of the same template or route, the most with any, before the first "
+        "that differs; null: there was none, or one without a difference as far as it was kept",
+    )
+    snippet: str | None = Field(
+        None, max_length=400, description="beginning of the prompt's text; null unless an operator switched snippets on in the router"
+    )
     worker: Name = Field(description="the worker that the request went to in the end")
     rank: Rank | None = None
     candidates: tuple[Candidate, ...] = Field((), max_length=1024, description="the chosen worker and the best others, by cost")

@@ -56,6 +56,7 @@ def decision_fields(
         "lora": None if prompt.lora is None else prompt.lora[:1024],
         "key_id": pool.key_id,
         "chain": None if chain is None else pack_hashes(chain),
+        **_NOT_DESCRIBED,
         "worker": target.worker,
         "rank": target.rank,
         "candidates": _candidates(decided, found, known),
@@ -74,6 +75,9 @@ def decision_fields(
         "decide_us": decided.decide_us,
         "tokenize_us": prompt.tokenize_us,
     }
+
+
+_NOT_DESCRIBED = dict.fromkeys(("namespace", "content_from", "content", "chunks", "chunk_tokens", "shared_tokens", "snippet"))
 
 
 def forecast(decided: Decided, prompt: Prompt) -> int | None:
