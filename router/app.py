@@ -100,12 +100,12 @@ def run(settings: RouterSettings) -> int:
             raise SettingsError(f"fleet file {settings.fleet}: {e}") from e
         log.info("loading kernels; on a new machine they are compiled first, for half a minute or so")
         warm_up()  # last, so that what is wrong in settings and files is told at once
-        _calm_collector()
+        calm_collector()
         uvloop.run(_serve(router, listener, admin_listener))
     return 0
 
 
-def _calm_collector() -> None:
+def calm_collector() -> None:
     """What stands now stands until the end, and a request makes no cycles: the garbage collector need not look often."""
     gc.collect()
     gc.freeze()
