@@ -8,7 +8,7 @@ A commit, in this order; a crash between any two steps loses nothing and doubles
     4. files that no longer count are unlinked, once readers of older published files are gone
 
 On start: files that the manifest does not name are removed, state is rebuilt (checkpoint, then reading again without writing; see fold.py),
-and reading goes on at the stored offsets. What the broker calls committed offsets is never used.
+and reading goes on at the stored offsets (follow.py).
 
 When the disk is nearly full or a write fails, reading pauses (state `paused`) with all rows kept, and the commit is tried again.
 When the stream is away, it is tried again with growing waits; what was read is committed and published meanwhile.
@@ -24,24 +24,21 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from collector.fold import Again, Fold
-from collector.health import NOT_YET, Health, checks
+from collector.fold import Fold
+from collector.follow import TOPICS, Follower
+from collector.health import Health, checks
 from collector.join import REMEMBERED
 from collector.metrics import Metrics
-from collector.pacing import too_far_ahead
-from collector.positions import Start, where_to_start
 from collector.residency import Residency
-from collector.rollups import LIVE_LATENCY_COLUMNS, LIVE_WORKER_COLUMNS, LIVE_WORKER_SCHEMA
+from collector.rollups import LIVE_COLUMNS
 from collector.settings import CollectorSettings
 from collector.standing import AsOf, Standing, standings
 from collector.status_page import StatusPage
@@ -51,34 +48,21 @@ from collector.store.lock import FolderInUseError, FolderLock
 from collector.store.publish import SCHEMAS, SEGMENTED, Publisher
 from collector.store.retention import Keep, expired
 from collector.store.segments import Segment, sweep, write_segment
-from collector.store.state import Commit, Position, State, StateError
+from collector.store.state import Commit, State, StateError
 from collector.store.upkeep import Upkeep
 from collector.worker_rows import worker_rows
 from schemas.settings import SettingsError
-from schemas.stream import BadStreamUrl, OffsetOutOfRange, Partition, Reader, Stream, StreamError, open_stream
+from schemas.stream import BadStreamUrl, Stream, open_stream
 from schemas.tables.published import MAJOR, MINOR
-from schemas.topics import CHANGES, DECISIONS, KV_EVENTS, OUTCOMES, WORKER_LOAD, topic_specs
+from schemas.topics import DECISIONS, KV_EVENTS, OUTCOMES, WORKER_LOAD
 
 log = logging.getLogger(__name__)
 
-TOPICS = (KV_EVENTS, WORKER_LOAD, DECISIONS, OUTCOMES, CHANGES)
 PENDING_BYTES = 128 << 20  # uncommitted kv_events rows and dead letters beyond this are committed at once
-PROBE_S = 0.25
-IDENTITY_S = 5.0
 IDLE_PUBLISHES = 5  # with nothing new, a file is published every so many intervals, so that `published_at` stays fresh
 GATHER_S = 0.03  # pause after a small poll, so that records are taken in slices worth a compiled call
-PACE_SLACK_S = 20.0
-RETRY_S = (0.2, 5.0)
 UPKEEP_S = 60.0  # for what is under way when the collector stops
 VERSION = metadata.version("warmwatch")
-
-
-@dataclass(slots=True)
-class Probe:
-    """The end of a partition at one moment: once it is passed, everything before that moment was received."""
-
-    at_s: float
-    end: int
 
 
 def _nothing(step: str) -> None:
@@ -86,7 +70,7 @@ def _nothing(step: str) -> None:
 
 
 class Collector:
-    """Owns the data folder and the reader. `start`, then `turn` again and again, then `stop`."""
+    """Owns the data folder. `start`, then `turn` again and again, then `stop`."""
 
     def __init__(
         self,
@@ -105,23 +89,13 @@ class Collector:
         self._dir = settings.data_dir.resolve()
         self._segments_dir = self._dir / "segments"
         self._checkpoints_dir = self._dir / "checkpoints"
-        self._reader: Reader | None = None
-        self._positions: dict[Partition, int] = {}
-        self._identities: dict[str, str | None] = {}
-        self._identity_at_s = 0.0
-        self._probes: dict[Partition, Probe] = {}
-        self._probed_s = 0.0
-        self._complete_s: dict[Partition, float] = {}
-        self._stream_time_s: dict[Partition, float] = {}
-        self._paused_parts: set[Partition] = set()
-        self._retry_s = RETRY_S[0]
         self._next_commit_s = 0.0
         self._idle = 0
         self._changed = True
         self._upkeep = Upkeep(self._segments_dir, self._checkpoints_dir)
         self._checkpoint: dict[str, Any] = {}
         self._saved_blocks, self._saved_at_s = 0, 0.0
-        self._live_tables: dict[int, tuple[pa.Table, pa.Table]] = {}
+        self._live_tables: dict[int, dict[str, pa.Table]] = {}
         self._lock: FolderLock | None = None
         self._in_commit: tuple[Commit, list[int]] | None = None
 
@@ -139,16 +113,19 @@ class Collector:
             raise SettingsError(
                 f"setting `data_dir`: {s.data_dir} cannot be used ({e.strerror}); name a folder that this user may write"
             ) from e
-        self._state = State(self._dir / "state.duckdb", {"live_worker_10s": LIVE_WORKER_COLUMNS, "live_latency_10s": LIVE_LATENCY_COLUMNS})
+        self._state = State(self._dir / "state.duckdb", {f"live_{name}": columns for name, columns in LIVE_COLUMNS.items()})
         self.manifest = self._state.segments()
         self._retired = self._state.retired()
-        self._stored = self._state.positions()
         self._checkpoint = self._state.meta("checkpoint", {})
         removed = sweep(self._segments_dir, {x.name for x in self.manifest} | self._retired.keys())
         if removed:
             log.info("removed %d files that no commit names", len(removed))
         self.fold = self._new_fold()
         self._restore()
+        self.follow = Follower(
+            s, self._stream, self.fold, self.health, self._state.positions(), self._checkpoint.get("offsets", {}),
+            clock=self._clock, wait=self._wait,
+        )  # fmt: skip
         self.metrics.begin(self.fold.counters)
         try:
             self._publisher = Publisher(self._dir, self._segments_dir)
@@ -181,10 +158,10 @@ class Collector:
                 self._checkpoint = {}
                 self.fold = fold = self._new_fold()
         sweep_checkpoints(self._checkpoints_dir, name if isinstance(name, str) else None)
-        fold.rollups.restore(self._state.live("live_worker_10s"), self._state.live("live_latency_10s"))
+        fold.rollups.restore({name: self._state.live(f"live_{name}") for name in LIVE_COLUMNS})
         fold.restore(self._state.meta("counters", {}), self._state.meta("loads", []))
         for start in fold.rollups.workers:
-            self._live_tables[start] = fold.rollups.worker_rows(start), fold.rollups.latency_rows(start)
+            self._live_tables[start] = fold.rollups.rows(start)
         recent: list[pa.Table] = []
         for segment in [x for x in self.manifest if x.table == "requests"][::-1]:
             if sum(t.num_rows for t in recent) >= REMEMBERED:
@@ -196,65 +173,6 @@ class Collector:
             for row in rows.slice(max(0, rows.num_rows - REMEMBERED)).to_pylist():
                 fold.join.remember(row["request_id"], row["decision_missing"], row["outcome_missing"])
 
-    def _connect(self) -> None:
-        """Opens the reader: the first time at the stored offsets, later where this process stands. Raises StreamError."""
-        s = self.settings
-        self._stream.ensure_topics(topic_specs(s.topic_prefix, s.partitions))
-        if self._reader is None:
-            self._reader = self._stream.reader()
-        first = not self._positions
-        again_kv = self._checkpoint.get("offsets", {})
-        starts: dict[Partition, Start] = {}
-        identities: dict[str, str | None] = {}
-        for name in TOPICS:
-            topic = s.topic_prefix + name
-            identities[topic] = self._stream.identity(topic)
-            oldest, ends = self._stream.start_offsets(topic), self._stream.end_offsets(topic)
-            for partition in oldest:
-                part = topic, partition
-                stored = self._stored.get(part)
-                position, identity, again_from = self._positions.get(part), self._identities.get(topic), None
-                if first and stored is not None:
-                    position, identity = stored.next_offset, stored.identity
-                    again_from = min(unpack_waiting(stored.waiting), default=None)
-                    if name == KV_EVENTS:
-                        again_from = int(again_kv.get(f"{topic}/{partition}", oldest[partition]))
-                starts[part] = where_to_start(
-                    part, position, again_from, oldest[partition], ends[partition], identities[topic], identity
-                )  # fmt: skip
-        self._reader.assign({part: start.read_from for part, start in starts.items()})
-        self._paused_parts = set()
-        for part, start in starts.items():
-            stored = self._stored.get(part) if first else None
-            self._apply_start(part, start, {} if stored is None else unpack_waiting(stored.waiting))
-            self._positions[part] = start.read_from
-        self._identities = identities
-        self._identity_at_s = self._clock()
-        self._probes.clear()
-        self.health.stream_trouble = ""
-        self._retry_s = RETRY_S[0]
-
-    def _apply_start(self, part: Partition, start: Start, waiting: dict[int, bool]) -> None:
-        fold, now_s = self.fold, self._clock()
-        if start.event is not None:
-            log.warning("%s", start.event)
-            fold.note(now_s, "gap", start.event)
-            fold.counters["stream_gaps"] += 1
-            fold.counters["stream_lost_records"] += start.lost_records or 0
-            self._changed = True
-        if part[0] == self.settings.topic_prefix + KV_EVENTS and (start.event is not None or start.incomplete):
-            fold.lose(part, now_s)
-        gone = [o for o in waiting if o < start.read_from or start.forget_state]
-        if gone:
-            fold.counters["open_records_lost"] += len(gone)
-            fold.note(
-                now_s, "gap", f"stream: {len(gone)} open records of {part[0]}/{part[1]} can't be read again; their requests have no row"
-            )
-        if start.event is not None:
-            fold.again.pop(part, None)
-        if start.read_from < start.before:
-            fold.again[part] = Again(start.before, waiting)
-
     # the loop
 
     def turn(self) -> None:
@@ -265,105 +183,16 @@ class Collector:
             if self.health.state == "paused":
                 self._wait(min(1.0, self.settings.publish_interval_s))
             return
-        got = self._read()
+        got = self.follow.read(self._next_commit_s)
         now_s = self._clock()
         self.health.rebuilding = bool(self.fold.again)
         if not self.fold.again:
-            requests_s = min(self._complete(DECISIONS), self._complete(OUTCOMES))
-            self.fold.settle(min(self._complete(KV_EVENTS), self._complete(WORKER_LOAD)), self._passed(), requests_s)
+            requests_s = min(self.follow.complete(DECISIONS), self.follow.complete(OUTCOMES))
+            self.fold.settle(min(self.follow.complete(KV_EVENTS), self.follow.complete(WORKER_LOAD)), self.follow.passed(), requests_s)
         if now_s >= self._next_commit_s or self.fold.pending_bytes > PENDING_BYTES:
             self._commit_and_publish()
         elif got < self.settings.poll_records // 8:
             self._wait(GATHER_S)
-
-    def _read(self) -> int:
-        """Polls and folds; returns the number of records. Trouble becomes `stream_trouble` and a wait."""
-        try:
-            if self._reader is None or self.health.stream_trouble:
-                self._connect()
-            assert self._reader is not None
-            self._check_identity()
-            self._pace()
-            timeout_s = max(0.0, min(0.2, self._next_commit_s - self._clock()))
-            got = 0
-            for topic, partition, records in self._reader.poll(timeout_s, self.settings.poll_records):
-                part = topic, partition
-                self.fold.take(part, topic.removeprefix(self.settings.topic_prefix), records, self._clock())
-                self._positions[part] = self._reader.position(part)
-                self._stream_time_s[part] = records[-1].timestamp / 1000
-                got += len(records)
-            for part in [p for p, again in self.fold.again.items() if self._reader.position(p) >= again.before]:
-                del self.fold.again[part]
-            self._changed |= got > 0
-            self._probe()
-            return got
-        except OffsetOutOfRange as e:
-            self.health.stream_trouble = str(e)  # connecting again finds out what happened, and says so
-            self._changed = True
-        except StreamError as e:
-            if self.health.stream_trouble in ("", NOT_YET):
-                log.warning("the stream is away: %s", e)
-            self._changed |= self.health.stream_trouble != str(e)
-            self.health.stream_trouble = str(e)
-            self._wait(min(self._retry_s, max(0.0, self._next_commit_s - self._clock())))
-            self._retry_s = min(self._retry_s * 2, RETRY_S[1])
-        return 0
-
-    def _check_identity(self) -> None:
-        now_s = self._clock()
-        if now_s - self._identity_at_s < IDENTITY_S:
-            return
-        self._identity_at_s = now_s
-        for topic, known in self._identities.items():
-            found = self._stream.identity(topic)
-            if found != known:
-                raise OffsetOutOfRange(topic, 0, self._positions.get((topic, 0), 0), 0, 0, "the topic was made anew")
-
-    def _probe(self) -> None:
-        """Learns the ends of all partitions now and then, and from earlier ends what was received completely."""
-        for part in [p for p, probe in self._probes.items() if self._positions[p] >= probe.end]:
-            self._complete_s[part] = self._probes.pop(part).at_s
-        now_s = self._clock()
-        if now_s - self._probed_s < PROBE_S:
-            return
-        self._probed_s = now_s
-        for name in TOPICS:
-            topic = self.settings.topic_prefix + name
-            for partition, end in self._stream.end_offsets(topic).items():
-                part = topic, partition
-                if part not in self._positions:
-                    self.health.stream_trouble = f"{topic} has more partitions than before: connecting again to read them"
-                    continue
-                self.health.lag[part] = max(0, end - self._positions[part])
-                self._probes.setdefault(part, Probe(now_s, end))
-
-    def _to_pause(self) -> set[Partition]:
-        prefix = self.settings.topic_prefix
-        paced = {prefix + KV_EVENTS, prefix + DECISIONS, prefix + OUTCOMES}
-        if self.fold.again:  # nothing is committed meanwhile, so the others would pile up
-            return set(self._positions) - set(self.fold.again)
-        behind = {p: self._stream_time_s[p] for p, lag in self.health.lag.items() if p[0] in paced and lag > 0 and p in self._stream_time_s}
-        return too_far_ahead(behind, PACE_SLACK_S)
-
-    def _pace(self) -> None:
-        assert self._reader is not None
-        pause = self._to_pause()
-        if pause - self._paused_parts:
-            self._reader.pause(pause - self._paused_parts)
-        if self._paused_parts - pause:
-            self._reader.resume(self._paused_parts - pause)
-        self._paused_parts = pause
-
-    def _complete(self, name: str) -> float:
-        """Everything of this topic before this moment (unix seconds) was received."""
-        topic = self.settings.topic_prefix + name
-        return min((self._complete_s.get(part, 0.0) for part in self._positions if part[0] == topic), default=0.0)
-
-    def _passed(self) -> float:
-        """All decisions and outcomes of requests before this moment were received; while a backlog is read, by what the records say."""
-        topics = {self.settings.topic_prefix + DECISIONS, self.settings.topic_prefix + OUTCOMES}
-        newest_s = self.fold.newest_s
-        return min((max(self._complete_s.get(p, 0.0), newest_s.get(p, 0.0)) for p in self._positions if p[0] in topics), default=0.0)
 
     # commit and publish
 
@@ -380,7 +209,7 @@ class Collector:
             return
         try:
             # While state is rebuilt there is nothing to commit, and positions are behind the stored ones.
-            if not self.fold.again and self._positions:
+            if not self.fold.again and self.follow.positions:
                 self._commit(now_s)
         except (OSError, duckdb.Error, pa.ArrowException) as e:
             full = isinstance(e, OSError) and e.errno == errno.ENOSPC
@@ -419,14 +248,13 @@ class Collector:
             self._committed(*self._in_commit)
         self._in_commit = None
         number = committed + 1
-        newest_complete = min((self._complete(n) for n in TOPICS), default=0.0)
+        newest_complete = min((self.follow.complete(n) for n in TOPICS), default=0.0)
         closing = fold.rollups.closing(newest_complete - self.settings.bucket_close_s)
         for start in fold.rollups.dirty:
-            self._live_tables[start] = fold.rollups.worker_rows(start), fold.rollups.latency_rows(start)
+            self._live_tables[start] = fold.rollups.rows(start)
         outputs = fold.outputs()
         if closing:
-            outputs["worker_10s"] = _published(pa.concat_tables([self._live_tables[b][0] for b in closing]))
-            outputs["latency_10s"] = pa.concat_tables([self._live_tables[b][1] for b in closing])
+            outputs |= self._published_buckets(closing)
         removed: list[Segment] = []
         merged = self._upkeep.take_merged(self.manifest)
         if merged is not None:
@@ -453,7 +281,7 @@ class Collector:
         for name in unlinked:
             (self._segments_dir / name).unlink(missing_ok=True)
         change = Commit(
-            number, self._current_positions(), added, removed, now_s, unlinked, meta, self._live_change(live, set(closing))
+            number, self.follow.current_positions(), added, removed, now_s, unlinked, meta, self._live_change(live, set(closing))
         )  # fmt: skip
         self._in_commit = change, closing
         self._at_step("before transaction")
@@ -484,27 +312,25 @@ class Collector:
         self.metrics.committed(change)
         self._in_commit = None
 
-    def _current_positions(self) -> dict[Partition, Position]:
-        waiting = self.fold.join.waiting()
-        return {
-            part: Position(offset, pack_waiting(waiting.get(part, ())), self._identities.get(part[0]))
-            for part, offset in self._positions.items()
-        }
-
     def _live_change(self, buckets: list[int], closing: set[int]) -> dict[str, tuple[list[int], pa.Table]]:
         if not buckets:
             return {}
         starts = [b * 1_000_000 for b in buckets]
-        kept = [self._live_tables[b] for b in buckets if b not in closing]
+        kept = [b for b in buckets if b not in closing]
+        none = {name: rows.slice(0, 0) for name, rows in self._live_tables[buckets[0]].items()}
         return {
-            "live_worker_10s": (starts, pa.concat_tables([w for w, _ in kept]) if kept else LIVE_WORKER_SCHEMA.empty_table()),
-            "live_latency_10s": (starts, pa.concat_tables([x for _, x in kept]) if kept else SCHEMAS["latency_10s"].empty_table()),
+            f"live_{name}": (starts, pa.concat_tables([self._live_tables[b][name] for b in kept] or [none[name]])) for name in LIVE_COLUMNS
         }
+
+    def _published_buckets(self, buckets: Iterable[int]) -> dict[str, pa.Table]:
+        """Rows of live buckets, by table, with the published columns."""
+        tables = [self._live_tables[b] for b in buckets]
+        return {name: pa.concat_tables([t[name].select(SCHEMAS[name].names) for t in tables]) for name in LIVE_COLUMNS if tables}
 
     def _try_publish(self, now_s: float) -> None:
         # 3. the published file
         self._idle += 1
-        if not self._changed and self._idle < IDLE_PUBLISHES:
+        if not (self._changed or self.follow.changed) and self._idle < IDLE_PUBLISHES:
             return
         try:
             self._publish(self.health.state)
@@ -518,19 +344,17 @@ class Collector:
         began = time.perf_counter()
         now_s = self._clock()
         fold = self.fold
-        live = [self._live_tables[b] for b in sorted(self._live_tables)]
         has = [fold.counters[f"records/{name}"] > 0 for name in (KV_EVENTS, DECISIONS, OUTCOMES, WORKER_LOAD)]
-        complete_s = min(self._complete(n) for n in TOPICS)
+        complete_s = min(self.follow.complete(n) for n in TOPICS)
         watermark = micros(complete_s - self.settings.lateness_s) if complete_s and any(has) else None
         stand = self._standings(now_s)
-        found = checks(fold, self.health, stand, self._stream_time_s, resident_bytes(), now_s)
+        found = checks(fold, self.health, stand, self.follow.stream_time_s, resident_bytes(), now_s)
         self._at_step("before publish")
         self._publisher.publish(
             self.manifest,
             {
                 "requests": fold.open_rows(),
-                "worker_10s": _published(pa.concat_tables([w for w, _ in live])) if live else SCHEMAS["worker_10s"].empty_table(),
-                "latency_10s": pa.concat_tables([x for _, x in live]) if live else SCHEMAS["latency_10s"].empty_table(),
+                **self._published_buckets(sorted(self._live_tables)),
                 "workers": from_rows(SCHEMAS["workers"], worker_rows(fold, stand)),
                 "data_health": from_rows(SCHEMAS["data_health"], [c.row(now_s) for c in found]),
                 "published": from_rows(SCHEMAS["published"], [(micros(now_s), watermark, f"{MAJOR}.{MINOR}", VERSION, *has, state)]),
@@ -538,11 +362,12 @@ class Collector:
         )
         self._at_step("published")
         self.health.published_at_s, self.health.publish_s = now_s, time.perf_counter() - began
-        self._changed, self._idle = False, 0
+        self._changed = self.follow.changed = False
+        self._idle = 0
         self.metrics.published(fold, self.health, found, stand)
 
     def _standings(self, now_s: float) -> list[Standing]:
-        read_until_s = min(self._complete(KV_EVENTS), self._complete(WORKER_LOAD))
+        read_until_s = min(self.follow.complete(KV_EVENTS), self.follow.complete(WORKER_LOAD))
         return standings(self.fold, AsOf(now_s, read_until_s, self.settings.stale_after_s, self.settings.blind_after_s))
 
     # checkpoints, merges, retention
@@ -568,7 +393,7 @@ class Collector:
 
     def _kv_offsets(self) -> dict[str, int]:
         topic = self.settings.topic_prefix + KV_EVENTS
-        return {f"{t}/{p}": offset for (t, p), offset in self._positions.items() if t == topic}
+        return {f"{t}/{p}": offset for (t, p), offset in self.follow.positions.items() if t == topic}
 
     def _keep(self) -> dict[str, Keep]:
         s = self.settings
@@ -600,7 +425,7 @@ class Collector:
         try:
             now_s = self._clock()
             self._upkeep.wait(UPKEEP_S)
-            if not self.fold.again and self._positions:
+            if not self.fold.again and self.follow.positions:
                 self._commit(now_s)
                 if not self._upkeep.saving and self.fold.block_events > self._saved_blocks:
                     self._save(now_s)
@@ -616,24 +441,12 @@ class Collector:
     def close(self) -> None:
         """Lets go of everything without a last commit, as a crash would."""
         self._upkeep.close()
-        if self._reader is not None:
-            self._reader.close()
-        for name in ("_publisher", "_state"):
+        for name in ("follow", "_publisher", "_state"):
             part = getattr(self, name, None)
             if part is not None:
                 part.close()
         if self._lock is not None:
             self._lock.release()
-
-
-def pack_waiting(offsets: Iterable[int]) -> bytes:
-    """`(offset << 1) | counted` of open records as little-endian i64."""
-    return np.fromiter(offsets, "<i8").tobytes()
-
-
-def unpack_waiting(packed: bytes) -> dict[int, bool]:
-    """Offset of each open record -> whether its request is in the rollups already."""
-    return {int(x) >> 1: bool(x & 1) for x in np.frombuffer(packed, "<i8")}
 
 
 def resident_bytes() -> int:
@@ -642,10 +455,6 @@ def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _published(live: pa.Table) -> pa.Table:
-    return live.select(SCHEMAS["worker_10s"].names)
 
 
 def run(settings: CollectorSettings) -> int:

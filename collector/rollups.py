@@ -10,7 +10,7 @@ Pure: no clock, no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -40,6 +40,10 @@ LIVE_WORKER_COLUMNS = (
 )
 LIVE_LATENCY_COLUMNS = ", ".join(f'"{c.name}" {c.type}' for c in LATENCY_10S.columns)
 LIVE_WORKER_SCHEMA = pa.schema([*SCHEMAS["worker_10s"], *(pa.field(f"{g}_n", pa.uint64()) for g in _GAUGES)])
+
+
+LIVE_COLUMNS = {"worker_10s": LIVE_WORKER_COLUMNS, "latency_10s": LIVE_LATENCY_COLUMNS}
+"""Tables of 10 s buckets, with the columns that the state database keeps of their live rows."""
 
 
 @dataclass(slots=True, eq=False)
@@ -151,9 +155,13 @@ class Rollups:
     def latency_rows(self, bucket: int) -> pa.Table:
         return from_rows(SCHEMAS["latency_10s"], [(bucket * 1_000_000, *k, n) for k, n in self.latencies.get(bucket, {}).items()])
 
-    def restore(self, workers: pa.Table, latencies: pa.Table) -> None:
-        """Takes over the live rows that the state database holds."""
-        for row in workers.to_pylist():
+    def rows(self, bucket: int) -> dict[str, pa.Table]:
+        """Rows of one bucket by table, with the columns of `LIVE_COLUMNS`."""
+        return {"worker_10s": self.worker_rows(bucket), "latency_10s": self.latency_rows(bucket)}
+
+    def restore(self, live: Mapping[str, pa.Table]) -> None:
+        """Takes over the live rows, by table, that the state database holds."""
+        for row in live["worker_10s"].to_pylist():
             b = Bucket()
             b.counts = {name: row[name] for name in _COUNTERS}
             b.resident_blocks = row["resident_blocks"]
@@ -161,7 +169,7 @@ class Rollups:
             b.sums = {name: row[name] * n for name, n in b.readings.items()}
             b.growth = {name: row[name] for name in _GROWTH if row[name] is not None}
             self.workers.setdefault(_seconds(row["bucket"]), {})[row["pool"], row["worker"], row["rank"]] = b
-        for row in latencies.to_pylist():
+        for row in live["latency_10s"].to_pylist():
             key = row["pool"], row["worker"], row["rank"], row["route"], row["policy"], row["measure"], row["log_bucket"]
             self.latencies.setdefault(_seconds(row["bucket"]), {})[key] = row["n"]
 

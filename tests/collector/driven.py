@@ -26,10 +26,10 @@ def settings(data_dir: Path, stream: str = "memory://test", **more: Any) -> Coll
 
 def caught_up(collector: Collector, stream: Stream) -> bool:
     """All that the stream holds was read and committed."""
-    if not collector._positions or collector.fold.again or collector.health.stream_trouble:
+    if not collector.follow.positions or collector.fold.again or collector.health.stream_trouble:
         return False
     prefix = collector.settings.topic_prefix
-    topics = {t for t, _ in collector._positions if t.startswith(prefix)}
+    topics = {t for t, _ in collector.follow.positions if t.startswith(prefix)}
     ends = {(t, p): end for t in topics for p, end in stream.end_offsets(t).items()}
     stored = collector._state.positions()
     return all(part in stored and stored[part].next_offset >= end for part, end in ends.items())

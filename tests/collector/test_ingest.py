@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import collector.ingest
-from collector.ingest import Collector, pack_waiting, unpack_waiting
+from collector.follow import pack_waiting, unpack_waiting
+from collector.ingest import Collector
 from collector.store.state import StateError
 from schemas.changes import Change
 from schemas.kv_events import COMPLETE, ENGINE_RESTARTED, Kind, encode
@@ -535,10 +536,10 @@ def test_a_partition_that_is_added_is_read_and_not_a_crash(stream: Stream, data_
     monkeypatch.setattr(stream, "start_offsets", lambda topic: some(whole_starts(topic)))
     one = started(data_dir, stream)
     drain(one, stream, told=False)
-    assert {p for _, p in one._positions} == {0}
+    assert {p for _, p in one.follow.positions} == {0}
     hidden = False
     deadline = time.monotonic() + 10
-    while {p for _, p in one._positions} == {0} and time.monotonic() < deadline:
+    while {p for _, p in one.follow.positions} == {0} and time.monotonic() < deadline:
         one.turn()
     drain(one, stream)
     one.stop()
@@ -559,7 +560,7 @@ def test_while_state_is_rebuilt_nothing_else_is_read_that_could_not_be_committed
     writer.close(10)
     one = started(data_dir, stream, poll_records=5)
     rebuilding = 0
-    while not one._positions or one.fold.again:
+    while not one.follow.positions or one.fold.again:
         one.turn()
         rebuilding += 1
         held = sum(map(len, one.fold._rows.values())) + sum(t.num_rows for t in one.fold._tables)
@@ -613,20 +614,20 @@ def test_while_the_stream_is_away_it_says_so_and_goes_on_when_it_is_back(tmp_pat
         traffic.step()
     writer.flush(10)
     drain(one, stream)
-    assert one._reader is not None
-    poll = one._reader.poll
+    assert one.follow.reader is not None
+    poll = one.follow.reader.poll
 
     def away(*_: Any) -> Any:
         raise StreamUnavailable("the broker is away: start it")
 
-    one._reader.poll = away  # type: ignore[method-assign]
+    one.follow.reader.poll = away  # type: ignore[method-assign]
     for _ in range(3):
         one.turn()
     one._commit_and_publish()
     assert one.ready[0] is False
     assert "the broker is away" in one.ready[1]
     assert ask(data_dir, "SELECT status FROM data_health WHERE name = 'connected'") == [("bad",)]
-    one._reader.poll = poll  # type: ignore[method-assign]
+    one.follow.reader.poll = poll  # type: ignore[method-assign]
     for _ in range(20):
         traffic.step()
     writer.close(10)
