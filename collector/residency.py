@@ -566,6 +566,22 @@ class Residency:
         owner = np.uint64(int(self.workers[worker]["instance"]) << 10 | tier << 8 | group)
         return int(count_of(self.table, np.uint64(block), owner))
 
+    def fate(self, worker: int, block: int) -> tuple[int, float | None]:
+        """(fate, unix seconds since when it is gone) of a block on a worker, as of now; None: not gone, or long ago and not known."""
+        raise NotImplementedError
+
+    def fates(self, worker: int, blocks: npt.NDArray[np.uint64], now_s: float) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+        """(fate u8, gone_s f32) of blocks on a worker as of now; gone_s inf: long, not known; NaN: not lost."""
+        raise NotImplementedError
+
+    def ever(self, block: int) -> bool:
+        """Some worker stored it at some time, as far as memory goes."""
+        raise NotImplementedError
+
+    def evers(self, blocks: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """`ever` of each block."""
+        raise NotImplementedError
+
     def trust(self, worker: int) -> tuple[Trust, str]:
         """The worker's trust and, when it is not exact, why."""
         w = self.workers[worker]
