@@ -21,6 +21,7 @@ already 3e-6 at ten million distinct blocks), a hash per engine (not comparable)
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ class HashKey(NamedTuple):
 
     def content_key(self) -> HashKey:
         """The derived key of content fingerprints: two SipHash outputs over fixed labels."""
-        return HashKey(siphash13(self, b"warmwatch/content/1/0"), siphash13(self, b"warmwatch/content/1/1"))
+        return derived_key(self, b"warmwatch/content/1")
 
     @property
     def key_id(self) -> str:
@@ -68,6 +69,12 @@ class HashKey(NamedTuple):
 
     def __repr__(self) -> str:  # never the key itself: it may reach a log
         return "HashKey(secret)"
+
+
+@functools.lru_cache(maxsize=64)
+def derived_key(key: HashKey, label: bytes) -> HashKey:
+    """A key of its own for another kind of name: two SipHash outputs over the label, so that the two kinds share no values."""
+    return HashKey(siphash13(key, label + b"/0"), siphash13(key, label + b"/1"))
 
 
 def root_hash(key: HashKey, pool: str, lora: str | None = None) -> int:
@@ -199,7 +206,7 @@ def _round(v0, v1, v2, v3):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, inline="always")
-def _tokens_hash(v0, v1, v2, v3, ids, start, stop, length_bytes):  # type: ignore[no-untyped-def]
+def tokens_hash(v0, v1, v2, v3, ids, start, stop, length_bytes):  # type: ignore[no-untyped-def]
     """Absorbs ids[start:stop] as u32 pairs, then the final word, and finishes. `length_bytes` counts what came before, too."""
     i = start
     while i + 1 < stop:
@@ -236,7 +243,7 @@ def _chain(k0, k1, root, ids, block_size, extras, out):  # type: ignore[no-untyp
         v3 ^= extras[b]
         v0, v1, v2, v3 = _round(v0, v1, v2, v3)
         v0 ^= extras[b]
-        parent = _tokens_hash(v0, v1, v2, v3, ids, b * block_size, (b + 1) * block_size, 16 + 4 * block_size)
+        parent = tokens_hash(v0, v1, v2, v3, ids, b * block_size, (b + 1) * block_size, 16 + 4 * block_size)
         out[b] = parent
 
 
@@ -247,4 +254,4 @@ def _fingerprints(k0, k1, ids, block_size, out):  # type: ignore[no-untyped-def]
     i2 = k0 ^ np.uint64(0x6C7967656E657261)
     i3 = k1 ^ np.uint64(0x7465646279746573)
     for b in range(len(out)):
-        out[b] = _tokens_hash(i0, i1, i2, i3, ids, b * block_size, (b + 1) * block_size, 4 * block_size)
+        out[b] = tokens_hash(i0, i1, i2, i3, ids, b * block_size, (b + 1) * block_size, 4 * block_size)

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from schemas.block_hash import U64
 from schemas.record import Clock, Count, Counter, Name, Rank, Seconds, StreamModel, Tokens, UnixSeconds
@@ -188,6 +188,27 @@ class Decision(StreamModel):
     decide_us: float | None = Field(None, ge=0, description="time that the decision took, tokenizing left out")
     tokenize_us: float | None = Field(None, ge=0)
     attempts: tuple[Attempt, ...] = Field((), max_length=64)
+
+    @model_validator(mode="after")
+    def _content_fits(self) -> Decision:
+        """Content is described whole or not at all, and as long as the rest of the prompt."""
+        told = (self.content_from, self.content, self.chunks, self.chunk_tokens)
+        if self.content_from is None or self.content is None or self.chunks is None or self.chunk_tokens is None:
+            if any(part is not None for part in told):
+                raise ValueError("content_from, content, chunks and chunk_tokens belong together: one of them is null")
+            return self
+        if self.namespace is None or self.prompt_tokens is None or self.block_size is None:
+            raise ValueError("content needs namespace, prompt_tokens and block_size")
+        rest = self.prompt_tokens - self.content_from * self.block_size
+        if rest < 0:
+            raise ValueError(f"content_from: block {self.content_from} lies beyond the prompt's {self.prompt_tokens} tokens")
+        if (blocks := len(unpack_hashes(self.content))) != rest // self.block_size:
+            raise ValueError(f"content: {blocks} fingerprints for {rest // self.block_size} full blocks")
+        if (chunks := len(unpack_hashes(self.chunks))) != len(lengths := unpack_lengths(self.chunk_tokens)):
+            raise ValueError(f"chunk_tokens: {len(lengths)} lengths for {chunks} chunks")
+        if (tokens := int(lengths.sum(dtype=np.int64))) != rest or not lengths.all():
+            raise ValueError(f"chunk_tokens: positive lengths that add up to {rest} are expected; they add up to {tokens}")
+        return self
 
 
 class Outcome(StreamModel):

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from schemas.changes import Change
 from schemas.export import json_schemas
 from schemas.record import END_OF_TIME_S
-from schemas.requests import Candidate, Decision, Outcome, pack_hashes, unpack_hashes
+from schemas.requests import Candidate, Decision, Outcome, pack_hashes, pack_lengths, unpack_hashes, unpack_lengths
 from schemas.tables.published import CANDIDATES, REQUESTS, WORKERS
 from schemas.workers import Trust, WorkerLoad
 
@@ -30,6 +30,38 @@ def test_hashes_survive_packing():
 def test_a_chain_that_is_no_packed_hashes_is_refused(bad):
     with pytest.raises(ValidationError, match=r"base64 of little-endian u64|whole u64"):
         Decision.model_validate({**DECISION, "chain": bad})
+
+
+CONTENT = {
+    "prompt_tokens": 40, "block_size": 16, "namespace": 2**64 - 1, "content_from": 1, "content": pack_hashes(np.ones(1, np.uint64)),
+    "chunks": pack_hashes(np.ones(2, np.uint64)), "chunk_tokens": pack_lengths([20, 4]),
+}  # fmt: skip
+
+
+def test_lengths_survive_packing():
+    assert unpack_lengths(pack_lengths([0, 1, 65535])).tolist() == [0, 1, 65535]
+    assert Decision.model_validate({**DECISION, **CONTENT}).namespace == 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"chunks": None}, "belong together"),
+        ({"namespace": None}, "needs namespace"),
+        ({"block_size": None}, "needs namespace, prompt_tokens and block_size"),
+        ({"content_from": 3}, "beyond the prompt's 40 tokens"),
+        ({"content": pack_hashes(np.ones(2, np.uint64))}, "2 fingerprints for 1 full blocks"),
+        ({"chunk_tokens": pack_lengths([24])}, "1 lengths for 2 chunks"),
+        ({"chunk_tokens": pack_lengths([20, 5])}, "add up to 24 are expected; they add up to 25"),
+        ({"chunk_tokens": pack_lengths([24, 0])}, "positive lengths"),
+        ({"chunk_tokens": "AAA="[:3]}, "base64 of little-endian u16"),
+        ({"chunk_tokens": "AAAA"}, "whole u16"),
+        ({"snippet": "x" * 401}, "at most 400"),
+    ],
+)
+def test_content_that_does_not_fit_its_prompt_is_refused(change, says):
+    with pytest.raises(ValidationError, match=says):
+        Decision.model_validate({**DECISION, **CONTENT, **change})
 
 
 def test_unknown_fields_are_ignored_and_unknown_versions_refused():
