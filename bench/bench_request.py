@@ -3,9 +3,9 @@
     python -m bench.bench_request [--kb 8] [--prompts new] [--tokens exact] [--count 2000] [--profile]
 
 The router runs in this process with everything that `warmwatch route` has: tokenizer, index, records to an embedded stream. Its transports
-are stand-ins: requests are handed to the server's protocol as bytes, answers (bench/load's form, in two pieces) to the upstream's. So system
-calls are left out (some 60 us a request), and what is left is steady enough to judge a change of a few per cent: the least CPU time of many
-short rounds is told, all threads included.
+are stand-ins: requests are handed to the server's protocol as bytes, answers (bench/load's form, in two pieces) to the upstream's. So
+system calls are left out (some 60 us a request), and what is left is steady enough to judge a change of a few per cent: the least CPU time
+of many short rounds is told, all threads included.
 """
 
 from __future__ import annotations

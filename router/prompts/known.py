@@ -15,6 +15,9 @@ only m0 and the new messages are rendered. With any other template (and where `d
 and what was kept holds if the new text begins with the kept one; then only ids and names are saved. Block names are kept with the stem, by
 adapter, salt and block size, and continued.
 
+A conversation is kept without its last message, too (`short`): an agent that puts another last message behind the same history, or asks a
+question anew, finds all before it.
+
 Bounded by bytes, least recently used out first: a growing conversation's older steps go before its newest. Counted is all that a client
 may have put into what is kept, fields that no template reads too. Safe from several threads.
 """
@@ -39,6 +42,8 @@ from router.prompts.tokens import LocalTokenizer
 from schemas.block_hash import U32, U64
 
 _MARK_CHARACTERS = 24
+_WHOLE_CHARACTERS = 1_000
+"""Of a text that is hashed whole for its mark: quicker than cutting its ends off."""
 _ENTRY_BYTES = 1_000  # of one conversation, in Python's own objects
 _FRONT_BYTES = 8  # for a byte of JSON: 5 of tools as Python's objects, and their text
 _PLAIN = frozenset((str, type(None)))
@@ -77,7 +82,8 @@ class Known:
 
     odd: what `==` passes over of the messages. text: up to the border and a little beyond (other templates than growing ones). stem: ids up
     to the border. rest: text behind the border that stays (growing templates). tail: ids behind the border, of this very conversation; None
-    where the template asks for the date, or nobody asked for this conversation itself.
+    where the template asks for the date, or nobody asked for this conversation itself. short: the same without its last message, whose
+    arrays are parts of these.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -90,6 +96,7 @@ class Known:
     rest: str
     tail: U32 | None
     held_bytes: int
+    short: tuple[int, Known] | None = None  # by its mark
     chains: dict[ChainKey, U64] = field(default_factory=dict)
 
     def begins(self, messages: Sequence[Mapping[str, Any]], front: bytes) -> bool:
@@ -100,6 +107,8 @@ class Known:
         """before: tokens of the tokenizer's own in front of the stem."""
         if len(self.chains) < _CHAINS or key in self.chains:
             self.chains[key] = chain[: (before + len(self.stem)) // key[2]]
+            if self.short is not None:
+                self.short[1].keep_chain(key, chain, before)
 
 
 class ChatIds(NamedTuple):
@@ -116,6 +125,7 @@ class KnownChats:
     def __init__(self, tokenizer: LocalTokenizer, segments: SegmentCache, limit_bytes: int) -> None:
         self._tokenizer, self._segments, self._limit_bytes = tokenizer, segments, limit_bytes
         self._kept: OrderedDict[int, Known] = OrderedDict()
+        self._short: dict[int, tuple[int, Known]] = {}  # by their own marks; with the marks of those that they are a part of
         self._fronts: dict[bytes, _Front] = {}
         self._lock = threading.Lock()
         self.kept_bytes = 0
@@ -145,13 +155,13 @@ class KnownChats:
         if new_characters is not None and (to_render > QUICK_MESSAGES or new > QUICK_CHARACTERS):
             return None
         front = known.front if known is not None else self._fronts.get(written) or _Front(written, self._tokenizer.template_values(chat))
-        base, begin, stays, behind, text = self._texts(chat, template, front.values, known, grows)
+        base, begin, stays, last, behind, text = self._texts(chat, template, front.values, known, grows)
         if new_characters is not None and len(behind) > QUICK_CHARACTERS:
             return None
         if most_characters and len(behind) + (0 if base is None else base.characters) > most_characters:
             raise TooLong
         growing_from = len(stays) if grows else len(behind) - _UNSURE_CHARACTERS
-        found = self._made(chat.messages, front, base, stays, behind, growing_from, new_characters, template.timeless, text)
+        found = self._made(chat.messages, marks, front, base, stays, last, behind, growing_from, new_characters, template.timeless, text)
         if found is not None and found.made is not None:
             self._told(hit=base is not None)
             self._keep(marks[-1], found.made)
@@ -161,31 +171,31 @@ class KnownChats:
 
     def _texts(
         self, chat: Chat, template: ChatTemplate, values: Mapping[str, Any], known: Known | None, grows: bool
-    ) -> tuple[Known | None, str, str, str, str]:
-        """(what it begins with, else the text up to the second message, what stays behind the border, all text behind it, the whole text
-        where that has to be kept)."""
+    ) -> tuple[Known | None, str, str, int, str, str]:
+        """(what it begins with, else the text up to the second message, what stays behind the border, how much of that is the last
+        message's where it is new, all text behind it, the whole text where that has to be kept)."""
         messages = chat.messages
         if not grows:
             text = template.render(self._tokenizer.conversation(template, messages), values)
             base = known if known is not None and known.text and text.startswith(known.text) else None
-            return base, "", "", text if base is None else text[base.characters :], text
+            return base, "", "", 0, text if base is None else text[base.characters :], text
         if known is not None:
             new = [messages[0], *messages[len(known.messages) :]]
             *pieces, tail = template.new_pieces(self._tokenizer.conversation(template, new), values)
             stays = known.rest + "".join(pieces)
-            return known, "", stays, stays + tail, ""
+            return known, "", stays, len(pieces[-1]) if len(pieces) > 1 else 0, stays + tail, ""
         head, first, *pieces, tail = template.pieces(self._tokenizer.conversation(template, messages), values)
         stays = "".join((head, first, *pieces))
-        return None, head + first, stays, stays + tail, ""
+        return None, head + first, stays, len(pieces[-1]) if pieces else 0, stays + tail, ""
 
     def _made(
-        self, messages: Sequence[Mapping[str, Any]], front: _Front, base: Known | None, stays: str, behind: str, growing_from: int,
-        new_characters: int | None, timeless: bool, text: str,
+        self, messages: Sequence[Mapping[str, Any]], marks: list[int], front: _Front, base: Known | None, stays: str, last: int,
+        behind: str, growing_from: int, new_characters: int | None, timeless: bool, text: str,
     ) -> ChatIds | None:  # fmt: skip
-        found = self._segments.ids_and_border(behind, growing_from, new_characters)
+        found = self._segments.ids_and_borders(behind, (growing_from, len(stays) - last), new_characters)
         if found is None:
             return None
-        ids, border, border_tokens = found
+        ids, ((border, border_tokens), (short_border, short_tokens)) = found
         new = messages if base is None else messages[len(base.messages) :]
         before, messages_bytes, odd = 0, sum(map(_bytes_of, new)), _odd(new)
         if base is not None:
@@ -194,17 +204,27 @@ class KnownChats:
             messages, before = [*base.messages, *new], base.characters
             messages_bytes, odd = base.messages_bytes + messages_bytes, base.odd + odd
         begun, rest = text[: before + border + self._segments.longest], stays[border:]
+        held_bytes = _ENTRY_BYTES + messages_bytes + 2 * ids.nbytes + sum(map(sys.getsizeof, (messages, odd, begun, rest)))
+        short = None
+        if last and short_border:  # else nothing new is known of it
+            stem = ids[: short_tokens + (0 if base is None else len(base.stem))]
+            all_but_one = messages[:-1]
+            short_rest, short_odd = stays[short_border : len(stays) - last], _odd(all_but_one) if odd else b""
+            held_bytes += _ENTRY_BYTES + sum(map(sys.getsizeof, (all_but_one, short_rest, short_odd)))
+            short = marks[-2], Known(
+                all_but_one, messages_bytes - _bytes_of(messages[-1]), short_odd, front, "", before + short_border, stem, short_rest,
+                None, 0,
+            )  # fmt: skip
         made = Known(
             messages, messages_bytes, odd, front, begun, before + border, ids[:border_tokens], rest,
-            ids[border_tokens:] if timeless else None,
-            _ENTRY_BYTES + messages_bytes + 2 * ids.nbytes + sum(map(sys.getsizeof, (messages, odd, begun, rest))),
+            ids[border_tokens:] if timeless else None, held_bytes, short,
         )  # fmt: skip
         return ChatIds(ids, base, made)
 
     def _keep_first(self, first: Sequence[Mapping[str, Any]], front: _Front, begin: str, mark: int) -> None:
         """The first message by itself, for other conversations that share it."""
         if mark not in self._kept:
-            found = self._made(first, front, None, begin, begin, len(begin), None, False, "")
+            found = self._made(first, [mark], front, None, begin, 0, begin, len(begin), None, False, "")
             if found is not None and found.made is not None:
                 self._keep(mark, found.made)
 
@@ -212,6 +232,8 @@ class KnownChats:
         """The longest conversation that this one begins with."""
         for mark in reversed(marks):
             known = self._kept.get(mark)
+            if known is None:
+                mark, known = self._short.get(mark, (0, None))
             if known is not None and known.begins(chat.messages, front):
                 with self._lock:
                     if mark in self._kept:
@@ -232,9 +254,16 @@ class KnownChats:
             self._kept[mark] = made
             self._count(made, 1)
             if old is not None:
-                self._count(old, -1)
+                self._leave(old)
+            if made.short is not None:
+                self._short[made.short[0]] = mark, made.short[1]
             while self.kept_bytes > self._limit_bytes:
-                self._count(self._kept.popitem(last=False)[1], -1)
+                self._leave(self._kept.popitem(last=False)[1])
+
+    def _leave(self, known: Known) -> None:
+        self._count(known, -1)
+        if known.short is not None and self._short.get(known.short[0], (0, None))[1] is known.short[1]:
+            del self._short[known.short[0]]
 
     def _count(self, known: Known, one: int) -> None:
         """one: 1 comes, -1 goes. Tools and settings count once, while anyone has them."""
@@ -259,7 +288,10 @@ def _marks(front: bytes, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         if isinstance(content, list) and content and isinstance(content[-1], Mapping):
             content = content[-1].get("text")
         if isinstance(content, str):
-            mark = hash((mark, len(content), content[:_MARK_CHARACTERS], content[-_MARK_CHARACTERS:]))
+            if len(content) <= _WHOLE_CHARACTERS:
+                mark = hash((mark, content))
+            else:
+                mark = hash((mark, len(content), content[:_MARK_CHARACTERS], content[-_MARK_CHARACTERS:]))
         else:
             mark = hash((mark, None))
         out.append(mark)

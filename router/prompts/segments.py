@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -74,27 +74,32 @@ class SegmentCache:
         """Token ids of `text` without the tokenizer's own start and end tokens, u32, shape (n,)."""
         return self._join(self._pattern.split(text))
 
-    def ids_and_border(self, text: str, growing_from: int, new_characters: int | None = None) -> tuple[U32, int, int] | None:
-        """(ids, characters, tokens): up to that character and token nothing changes while text[:growing_from] stays the beginning of a
-        longer text. None when more than `new_characters` are in pieces not kept.
+    def ids_and_borders(
+        self, text: str, growing: Sequence[int], new_characters: int | None = None
+    ) -> tuple[U32, list[tuple[int, int]]] | None:
+        """(ids, (characters, tokens) for each of `growing`): up to that character and token nothing changes while text[:growing[i]] stays
+        the beginning of a longer text. None when more than `new_characters` are in pieces not kept.
 
         The border is the end of a split token that no longer one could swallow, whatever comes behind what stays.
         """
         pieces = self._pattern.split(text)
-        if new_characters is not None and self._new_in(pieces) > new_characters:
+        if new_characters is not None and len(text) > new_characters and self._new_in(pieces) > new_characters:
             return None
-        at = tokens = border = border_tokens = 0
-        parts = []
-        for piece in pieces:
-            split = self._splits.get(piece)
-            if piece:
-                ids = self._piece(piece) if split is None else split
-                parts.append(ids)
-                at += len(piece)
-                tokens += len(ids)
-                if split is not None and at <= growing_from - (0 if piece in self._closed else self.longest):
-                    border, border_tokens = at, tokens
-        return (np.concatenate(parts) if parts else np.empty(0, np.uint32)), border, border_tokens
+        at = tokens = 0
+        parts, ends = [], []
+        for i, piece in enumerate(pieces):
+            if i & 1:  # a split token, the pattern's one group
+                ids = self._splits[piece]
+                ends.append((at + len(piece), tokens + 1, 0 if piece in self._closed else self.longest))
+            elif piece:
+                ids = self._piece(piece)
+            else:
+                continue
+            parts.append(ids)
+            at += len(piece)
+            tokens += len(ids)
+        borders = [next(((at, tokens) for at, tokens, open_ in reversed(ends) if at <= stays - open_), (0, 0)) for stays in growing]
+        return (np.concatenate(parts) if parts else np.empty(0, np.uint32)), borders
 
     def ids_if_seen(self, text: str, new_characters: int) -> U32 | None:
         """The same, or None when more than so many characters are in pieces not kept: then it takes a while."""

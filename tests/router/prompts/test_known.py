@@ -93,6 +93,30 @@ def test_the_next_step_is_quick_and_begins_with_the_step_before():
     assert np.array_equal(again.ids, after.ids)
 
 
+def test_another_last_message_is_all_that_is_read_anew():
+    t = tokenizer("served")
+    chats = known_chats(t)
+    talk = talk_of(6)
+    first = chats.read(Chat([*talk, {"role": "user", "content": "how?"}], TOOLS), 0)
+    other = chats.read(Chat([*talk, {"role": "user", "content": "why?"}], TOOLS), 0, new_characters=100)
+    assert first is not None
+    assert other is not None
+    assert other.base is first.made.short[1]
+    assert len(other.base.messages) == 6
+    assert other.ids.tolist() == t.ids(t.rendered(Chat([*talk, {"role": "user", "content": "why?"}], TOOLS)), False).tolist()
+    alone = chats.read(Chat(talk, TOOLS), 0, new_characters=100)
+    assert alone is not None
+    assert alone.ids.tolist() == t.ids(t.rendered(Chat(talk, TOOLS)), False).tolist()
+
+
+def test_a_conversation_and_what_is_kept_without_its_last_message_go_together():
+    chats = known_chats(tokenizer("served"), limit_bytes=300_000)
+    for i in range(60):
+        chats.read(Chat([*talk_of(3, 20 + i), {"role": "user", "content": f"{i}"}]), 0)
+        assert {mark for mark, _ in chats._short.values()} <= chats._kept.keys()
+    assert 0 < len(chats._short) <= len(chats._kept) < 60
+
+
 def test_another_tool_setting_or_message_is_another_conversation():
     t = tokenizer("served")
     chats = known_chats(t)

@@ -151,7 +151,11 @@ def test_what_stands_before_a_border_stays_whatever_is_added():
     for _ in range(3000):
         stays = "".join(rng.choice(["<a>", "b", "<c", "<end>", "x", "<", "a>"]) for _ in range(rng.randrange(1, 8)))
         more = "".join(rng.choice(["<a>", "b", "<c", "<end>", "x", "<", "a>", "end>"]) for _ in range(rng.randrange(4)))
-        ids, border, tokens = cache.ids_and_border(stays, len(stays))
+        earlier = rng.randrange(len(stays) + 1)
+        ids, ((border, tokens), (border_before, tokens_before)) = cache.ids_and_borders(stays, (len(stays), earlier))
+        assert cache.ids_and_borders(stays[:earlier], (earlier,))[1] == [(border_before, tokens_before)] or not border_before
+        other = tokenizer.encode(stays[:earlier] + more, add_special_tokens=False).ids
+        assert other[:tokens_before] == ids[:tokens_before].tolist()
         longer = tokenizer.encode(stays + more, add_special_tokens=False).ids
         assert longer[:tokens] == ids[:tokens].tolist()
         assert longer[tokens:] == tokenizer.encode((stays + more)[border:], add_special_tokens=False).ids
