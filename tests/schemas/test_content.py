@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.block_hash import HashKey, content_fingerprints, siphash13
@@ -48,6 +48,7 @@ def words(seed, n, vocabulary=50_000):
     return np.random.default_rng(seed).integers(0, vocabulary, n).tolist()
 
 
+@settings(deadline=None)  # the first call compiles
 @given(ids_of, st.integers(0, 40))
 def test_the_kernel_equals_its_plain_twin(tokens, first):
     first = min(first, len(tokens))
@@ -68,6 +69,7 @@ def test_vectors():
     assert namespace_of(KEY, "a", "s") == 0x31E9C5A2C06A006F
 
 
+@settings(deadline=None)  # the first call compiles
 @given(ids_of)
 def test_chunks_cover_every_token_once_within_their_bounds(tokens):
     lengths = [length for _, length in chunks(tokens)]
