@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
+from collector.analytics.attributed import Attributed
 from collector.attribution.moments import Running, assign, tell
 from collector.join import Join, Place, Request, Taken
 from collector.kv_rows import kv_event_rows
@@ -82,6 +83,8 @@ class Fold:
         """(pool, key id) -> when a decision named it last (unix seconds), and the router that did."""
         self.agreement: dict[int, list[int]] = {}
         """Start of 10 s (unix seconds) -> requests that ended then with a hit both told and reported, and those where the two differ."""
+        self.told: list[Attributed] = []
+        """Requests that were told since `take_told`, in order."""
         self._lateness_s = lateness_s
         self._tolerance_s = clock_tolerance_s
         self._outcome_wait_s = outcome_wait_s
@@ -482,6 +485,11 @@ class Fold:
         if self._tables:
             out["kv_events"] = pa.concat_tables(self._tables)
         return out
+
+    def take_told(self) -> list[Attributed]:
+        """For the analyses; they keep them until they are journaled."""
+        told, self.told = self.told, []
+        return told
 
     def written(self) -> None:
         self._rows, self._tables, self._dead_bytes = {}, [], 0

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import resource
 import shutil
 import signal
@@ -32,6 +33,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from collector.analytics.analyses import JOURNAL, Analyses, entries_after
 from collector.fold import Fold
 from collector.follow import TOPICS, Follower
 from collector.health import Health, checks
@@ -47,7 +49,7 @@ from collector.store.columns import from_rows, micros
 from collector.store.lock import FolderInUseError, FolderLock
 from collector.store.publish import SCHEMAS, SEGMENTED, Publisher
 from collector.store.retention import Keep, expired
-from collector.store.segments import Segment, sweep, write_segment
+from collector.store.segments import Segment, read_segments, sweep, write_segment
 from collector.store.state import Commit, State, StateError
 from collector.store.upkeep import Upkeep
 from collector.worker_rows import worker_rows
@@ -61,6 +63,9 @@ log = logging.getLogger(__name__)
 PENDING_BYTES = 128 << 20  # uncommitted kv_events rows and dead letters beyond this are committed at once
 IDLE_PUBLISHES = 5  # with nothing new, a file is published every so many intervals, so that `published_at` stays fresh
 GATHER_S = 0.03  # pause after a small poll, so that records are taken in slices worth a compiled call
+LIVE_EVERY_S = 5.0  # age of the analyses' open windows in the published file
+ANALYSES = "analyses/"  # before the names of their arrays in a checkpoint
+JOURNAL_BYTES = 64 << 20  # a checkpoint is due then
 UPKEEP_S = 60.0  # for what is under way when the collector stops
 VERSION = metadata.version("warmwatch")
 
@@ -96,6 +101,8 @@ class Collector:
         self._checkpoint: dict[str, Any] = {}
         self._saved_blocks, self._saved_at_s = 0, 0.0
         self._live_tables: dict[int, dict[str, pa.Table]] = {}
+        self._live_rows: dict[str, pa.Table] = {}
+        self._live_rows_at_s = 0.0
         self._lock: FolderLock | None = None
         self._in_commit: tuple[Commit, list[int]] | None = None
 
@@ -120,7 +127,7 @@ class Collector:
         removed = sweep(self._segments_dir, {x.name for x in self.manifest} | self._retired.keys())
         if removed:
             log.info("removed %d files that no commit names", len(removed))
-        self.fold = self._new_fold()
+        self.fold, self.analyses = self._new_fold()
         self._restore()
         self.follow = Follower(
             s, self._stream, self.fold, self.health, self._state.positions(), self._checkpoint.get("offsets", {}),
@@ -136,9 +143,9 @@ class Collector:
                 "Free some space, or name another folder"
             ) from e
 
-    def _new_fold(self) -> Fold:
+    def _new_fold(self) -> tuple[Fold, Analyses]:
         s = self.settings
-        return Fold(
+        fold = Fold(
             Residency(s.recent_events, s.recent_hashes),
             lateness_s=s.lateness_s,
             clock_tolerance_s=s.clock_tolerance_s,
@@ -146,17 +153,21 @@ class Collector:
             decision_wait_s=s.decision_wait_s,
             open_bytes=s.open_bytes,
         )
+        return fold, Analyses({})
 
     def _restore(self) -> None:
-        fold = self.fold
         name = self._checkpoint.get("file")
         if isinstance(name, str):
             try:
-                fold.load(read_checkpoint(self._checkpoints_dir, name))
+                saved = read_checkpoint(self._checkpoints_dir, name)
+                self.fold.load(saved)
+                self.analyses.load({k.removeprefix(ANALYSES): v for k, v in saved.items() if k.startswith(ANALYSES)})
             except (OSError, ValueError, KeyError) as e:
                 log.warning("the checkpoint %s cannot be read (%s): the cache state is rebuilt from the stream alone", name, e)
                 self._checkpoint = {}
-                self.fold = fold = self._new_fold()
+                self.fold, self.analyses = self._new_fold()
+        fold = self.fold
+        self._replay(int(self._checkpoint.get("number", 0)))
         sweep_checkpoints(self._checkpoints_dir, name if isinstance(name, str) else None)
         fold.rollups.restore({name: self._state.live(f"live_{name}") for name in LIVE_COLUMNS})
         fold.restore(self._state.meta("counters", {}), self._state.meta("loads", []))
@@ -172,6 +183,16 @@ class Collector:
             rows = pa.concat_tables(reversed(recent))
             for row in rows.slice(max(0, rows.num_rows - REMEMBERED)).to_pylist():
                 fold.join.remember(row["request_id"], row["decision_missing"], row["outcome_missing"])
+
+    def _replay(self, after: int) -> None:
+        """Feeds the analyses what commits after the checkpoint's told them."""
+        for segment in [x for x in self.manifest if x.table == JOURNAL and x.hi > after]:  # in order of commits
+            try:
+                rows = read_segments(self._segments_dir, [segment])
+            except (OSError, pa.ArrowException) as e:
+                log.warning("the journal %s cannot be read (%s): hotspots, curves and the like miss its requests", segment.name, e)
+                continue
+            self.analyses.replay(entries_after(rows, after))
 
     # the loop
 
@@ -255,6 +276,10 @@ class Collector:
         outputs = fold.outputs()
         if closing:
             outputs |= self._published_buckets(closing)
+        self.analyses.take(fold.take_told())
+        self.analyses.close(newest_complete - self.settings.bucket_close_s)
+        outputs |= {table: from_rows(SCHEMAS[table], rows) for table, rows in self.analyses.outputs().items()}
+        outputs[JOURNAL] = self.analyses.journal(number)
         removed: list[Segment] = []
         merged = self._upkeep.take_merged(self.manifest)
         if merged is not None:
@@ -274,6 +299,7 @@ class Collector:
         checkpoint = self._upkeep.take_saved()
         if checkpoint is not None:
             meta["checkpoint"] = checkpoint
+            removed += [s for s in self.manifest if s.table == JOURNAL and s.hi <= checkpoint["number"] and s not in removed]
         if fold.loads_changed:
             meta["loads"] = [x.model_dump(mode="json") for x in fold.loads.values()]
         # By the time of the published file, since the one of before still names them when publishing fails.
@@ -289,7 +315,7 @@ class Collector:
         self._at_step("transaction committed")
         self._committed(change, closing)
         if checkpoint is not None:
-            self._upkeep.sweep(str(checkpoint["file"]))
+            self._upkeep.sweep(checkpoint["file"])
         self._begin_upkeep(now_s)
         self.health.commit_s = time.perf_counter() - began
 
@@ -303,6 +329,7 @@ class Collector:
             self._retired.pop(name, None)
         self._changed |= bool(change.added or change.removed or change.live)
         self.fold.written()
+        self.analyses.written()
         self.fold.rollups.dirty.clear()
         self.fold.rollups.drop(closed)
         for start in closed:
@@ -355,6 +382,7 @@ class Collector:
             {
                 "requests": fold.open_rows(),
                 **self._published_buckets(sorted(self._live_tables)),
+                **self._analyses_rows(now_s),
                 "workers": from_rows(SCHEMAS["workers"], worker_rows(fold, stand)),
                 "data_health": from_rows(SCHEMAS["data_health"], [c.row(now_s) for c in found]),
                 "published": from_rows(SCHEMAS["published"], [(micros(now_s), watermark, f"{MAJOR}.{MINOR}", VERSION, *has, state)]),
@@ -365,6 +393,13 @@ class Collector:
         self._changed = self.follow.changed = False
         self._idle = 0
         self.metrics.published(fold, self.health, found, stand)
+
+    def _analyses_rows(self, now_s: float) -> dict[str, pa.Table]:
+        """Rows of the analyses' open windows; made anew every few seconds, since some take a while to make."""
+        if now_s - self._live_rows_at_s >= LIVE_EVERY_S or now_s < self._live_rows_at_s:
+            self._live_rows_at_s = now_s
+            self._live_rows = {table: from_rows(SCHEMAS[table], rows) for table, rows in self.analyses.live().items()}
+        return self._live_rows
 
     def _standings(self, now_s: float) -> list[Standing]:
         read_until_s = min(self.follow.complete(KV_EVENTS), self.follow.complete(WORKER_LOAD))
@@ -379,17 +414,19 @@ class Collector:
 
     def _save(self, now_s: float) -> None:
         self._saved_blocks, self._saved_at_s = self.fold.block_events, now_s
-        self._upkeep.save(self._state.number, self.fold.save(), self._kv_offsets())
+        state = self.fold.save() | {ANALYSES + k: v for k, v in self.analyses.save().items()}
+        self._upkeep.save(self._state.number, state, self._kv_offsets())
 
     def _wants_checkpoint(self, now_s: float) -> bool:
         new = self.fold.block_events - self._saved_blocks
-        if new <= 0:
+        journal_bytes = sum(s.size_bytes for s in self.manifest if s.table == JOURNAL)
+        if new <= 0 and not journal_bytes:
             return False
         if not self._saved_at_s:
             self._saved_at_s = now_s
         # A checkpoint writes all that is held: not more often than as much has been read again.
         much = max(self.settings.checkpoint_blocks, self.fold.residency.used_slots)
-        return new >= much or now_s - self._saved_at_s >= self.settings.checkpoint_interval_s
+        return new >= much or journal_bytes >= JOURNAL_BYTES or now_s - self._saved_at_s >= self.settings.checkpoint_interval_s
 
     def _kv_offsets(self) -> dict[str, int]:
         topic = self.settings.topic_prefix + KV_EVENTS
@@ -399,6 +436,7 @@ class Collector:
         s = self.settings
         keep = {t.name: Keep(s.keep_s, s.keep_bytes) for t in SEGMENTED}
         keep["kv_events"] = Keep(s.kv_events_keep_s, s.kv_events_keep_bytes)
+        keep[JOURNAL] = Keep(math.inf, 1 << 62)  # goes with the next checkpoint
         return keep
 
     # stop
@@ -427,7 +465,8 @@ class Collector:
             self._upkeep.wait(UPKEEP_S)
             if not self.fold.again and self.follow.positions:
                 self._commit(now_s)
-                if not self._upkeep.saving and self.fold.block_events > self._saved_blocks:
+                journaled = any(s.table == JOURNAL for s in self.manifest)
+                if not self._upkeep.saving and (self.fold.block_events > self._saved_blocks or journaled):
                     self._save(now_s)
                 if self._upkeep.saving:
                     self._upkeep.wait(UPKEEP_S)

@@ -67,6 +67,8 @@ class Publisher:
         files: dict[str, Files] = {t.name: {} for t in SEGMENTED}
         known, self._columns = self._columns, {}
         for s in manifest:
+            if s.table not in files:
+                continue  # the journal is for the collector alone
             columns = self._columns[s.name] = known.get(s.name) or self._columns_of(s)
             files[s.table].setdefault(columns, []).append(str(self._segments_dir / s.name))
         _remove(self._draft)

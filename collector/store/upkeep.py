@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from collector.store.checkpoint import Arrays, sweep_checkpoints, write_checkpoint
 from collector.store.retention import mergeable
@@ -25,7 +26,7 @@ class Upkeep:
         self._thread = ThreadPoolExecutor(1, "collector-files")
         self._merge: Future[tuple[Sequence[Segment], Segment]] | None = None
         self._saving: Future[str] | None = None
-        self._offsets: Mapping[str, int] = {}
+        self._saved: tuple[int, Mapping[str, int]] = (0, {})
 
     def merge(self, manifest: Sequence[Segment]) -> None:
         """Begins to merge what should be one segment, unless a merge is under way."""
@@ -58,18 +59,19 @@ class Upkeep:
 
     def save(self, number: int, state: Arrays, offsets: Mapping[str, int]) -> None:
         """Begins to write a checkpoint. number: of the last commit, whose `offsets` (topic/partition -> next) the state stands for."""
-        self._offsets = offsets
+        self._saved = number, offsets
         self._saving = self._thread.submit(write_checkpoint, self._checkpoints_dir, number, state)
 
-    def take_saved(self) -> dict[str, object] | None:
-        """{file, offsets} of a finished checkpoint, once."""
+    def take_saved(self) -> dict[str, Any] | None:
+        """{file, number, offsets} of a finished checkpoint, once. number: of the commit whose state it is."""
         if self._saving is None or not self._saving.done():
             return None
         saving, self._saving = self._saving, None
         if (error := saving.exception()) is not None:
             log.warning("no checkpoint could be written (%s); a restart reads more of the stream again", error)
             return None
-        return {"file": saving.result(), "offsets": dict(self._offsets)}
+        number, offsets = self._saved
+        return {"file": saving.result(), "number": number, "offsets": dict(offsets)}
 
     def sweep(self, keep: str) -> None:
         """Removes all checkpoints but this one; only right after `take_saved`, while none is being written."""
