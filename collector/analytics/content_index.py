@@ -102,7 +102,7 @@ class ContentIndex:
 
     def register(self, time_s: float, pool: str, content: Content) -> None:
         """A decision of this time (unix seconds) had this content. Idempotent; the earliest time is kept, whatever the order."""
-        pieces = np.concatenate([_pieces(content.fingerprints, pool), _pieces(content.chunks, pool)])
+        pieces: U64 = np.concatenate([_pieces(content.fingerprints, pool), _pieces(content.chunks, pool)])
         at, namespace = 0, np.uint32(content.namespace & 0xFFFFFFFF)
         while at < len(pieces):
             young, old = self._young, self._old
@@ -137,8 +137,8 @@ class ContentIndex:
         saved: dict[str, npt.NDArray[Any]] = {"forgotten": np.array([self.forgotten], np.int64)}
         for name, table in (("young", self._young), ("old", self._old)):
             taken = table.keys != 0
-            for part, array in zip(("keys", "times", "owners"), table.arrays, strict=True):
-                saved[f"{name}_{part}"] = array[taken]
+            saved[f"{name}_keys"], saved[f"{name}_times"] = table.keys[taken], table.times[taken]
+            saved[f"{name}_owners"] = table.owners[taken]
         return saved
 
     def load(self, saved: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -195,7 +195,8 @@ class _Table:
 def _pieces(names: U64, pool: str) -> U64:
     """Keys of the pieces with these names."""
     salt = np.uint64(int.from_bytes(hashlib.blake2b(pool.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"))
-    return _mixed(names ^ salt)
+    out: U64 = _mixed(names ^ salt)
+    return out
 
 
 @numba.njit(cache=True, inline="always")
@@ -327,9 +328,9 @@ def _runs(blocks, block_size, chunks, lengths):  # type: ignore[no-untyped-def]
     """A token is known HERE if its block or its chunk is, else ELSEWHERE if one of them is."""
     most = len(blocks) + len(chunks) + 1
     known, tokens = np.zeros(most, np.uint8), np.zeros(most, np.uint32)
-    n, at, chunk_start = 0, 0, 0
+    n = at = chunk_end = np.int64(0)
     for c in range(len(chunks)):
-        chunk_end = chunk_start + np.int64(lengths[c])
+        chunk_end += np.int64(lengths[c])
         while at < chunk_end:
             b = at // block_size
             end, state = chunk_end, chunks[c]
@@ -343,5 +344,4 @@ def _runs(blocks, block_size, chunks, lengths):  # type: ignore[no-untyped-def]
                 known[n], tokens[n] = state, end - at
                 n += 1
             at = end
-        chunk_start = chunk_end
     return known[:n].copy(), tokens[:n].copy()
