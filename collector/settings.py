@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from collector.analytics.cost import CostModel, CostRules, hardware_in
+from schemas.fleet import load_fleet
 from schemas.settings import Settings
+
+
+class HardwareCosts(BaseModel):
+    """What differs from the settings of the same names for one kind of worker."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    prefill_base_s: float | None = Field(None, ge=0)
+    prefill_a: float | None = Field(None, gt=0)
+    prefill_b: float | None = Field(None, ge=0)
+    gpus: float | None = Field(None, gt=0)
+    price_per_gpu_hour: float | None = Field(None, ge=0)
 
 
 class CollectorSettings(Settings):
@@ -45,6 +59,22 @@ class CollectorSettings(Settings):
     kv_events_keep_bytes: int = Field(8 << 30, ge=1 << 20, description="bytes of kv_events segments beyond which the oldest are dropped")
     keep_bytes: int = Field(32 << 30, ge=1 << 20, description="bytes of each other table beyond which its oldest segments are dropped")
     reader_grace_s: float = Field(60.0, ge=0, description="seconds for which files that no longer count are kept for open readers")
+    fleet: Path | None = Field(
+        None, description="fleet file of router and bridge, read for the workers' `hardware`; without it all workers are of one kind"
+    )
+    prefill_base_s: float | None = Field(None, ge=0, description="prefill cost where none is fitted: seconds of any prefill")
+    prefill_a: float | None = Field(None, gt=0, description="the same: seconds an uncached token; default: not known")
+    prefill_b: float | None = Field(None, ge=0, description="the same: seconds a pair of an uncached token and one before it (attention)")
+    gpus: float | None = Field(
+        None, gt=0, description="GPUs that one prefill occupies (tensor times pipeline parallel); default: not known"
+    )
+    price_per_gpu_hour: float | None = Field(None, ge=0, description="price of a GPU for an hour; default: losses have no price")
+    currency: str | None = Field(None, min_length=1, max_length=20, description="of the prices, such as USD")
+    hardware: dict[str, HardwareCosts] = Field(
+        {},
+        description="what differs for workers with this `hardware` label in the fleet file: prefill_base_s, prefill_a, prefill_b, gpus, "
+        "price_per_gpu_hour; in a settings file [collect.hardware.h100]",
+    )
     min_free_bytes: int = Field(512 << 20, ge=0, description="free disk space below which reading pauses")
 
     @field_validator("recent_events", "recent_hashes")
@@ -53,3 +83,27 @@ class CollectorSettings(Settings):
         if value < 1024 or value & (value - 1):
             raise ValueError(f"must be a power of two of at least 1024, such as {1 << max(10, value.bit_length())}")
         return value
+
+    @model_validator(mode="after")
+    def _prices_have_a_currency(self) -> Self:
+        if self.currency is None and any(
+            price is not None for price in (self.price_per_gpu_hour, *(h.price_per_gpu_hour for h in self.hardware.values()))
+        ):
+            raise ValueError("setting `currency`: missing; price_per_gpu_hour needs one, such as USD")
+        return self
+
+    def cost_model(self) -> CostModel:
+        """With what is configured of costs. Raises SettingsError when the fleet file is not what it should be."""
+        kinds = {name: self._cost_rules(own) for name, own in self.hardware.items()}
+        if self.fleet is None:
+            return CostModel(self._cost_rules(HardwareCosts()), kinds)
+        return CostModel(self._cost_rules(HardwareCosts()), kinds, hardware_in(load_fleet(self.fleet)))
+
+    def _cost_rules(self, own: HardwareCosts) -> CostRules:
+        def first(value: float | None, otherwise: float | None) -> float | None:
+            return otherwise if value is None else value
+
+        return CostRules(
+            first(own.prefill_base_s, self.prefill_base_s), first(own.prefill_a, self.prefill_a), first(own.prefill_b, self.prefill_b),
+            first(own.gpus, self.gpus), first(own.price_per_gpu_hour, self.price_per_gpu_hour), self.currency,
+        )  # fmt: skip
