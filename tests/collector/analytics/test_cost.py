@@ -123,9 +123,8 @@ def test_ttft_with_waiting_in_it_gives_a_flagged_fit_that_follows_the_quick_ones
     assert found is not None
     assert found.source == "fitted from TTFT"
     assert found.version.startswith("ttft-fit-")
-    for u, h in ((2000, 0), (2000, 40_000), (30_000, 0)):
-        assert found.prefill_s(u, h) == pytest.approx(StepCost().prefill_s(u, h), rel=0.2)
-    assert found.a_s_per_token == pytest.approx(StepCost().prefill_token_s, rel=0.06)
+    for (u, h), within in (((2000, 0), 0.2), ((2000, 40_000), 0.15), ((30_000, 0), 0.05)):
+        assert found.prefill_s(u, h) == pytest.approx(StepCost().prefill_s(u, h), rel=within)
 
 
 def test_what_is_configured_goes_before_a_fit_from_ttft_and_after_one_from_engines() -> None:
