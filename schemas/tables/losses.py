@@ -104,32 +104,47 @@ LADDER_10S = table(
 
 PREFIXES = table(
     "prefixes",
-    "Recomputation hotspots: prefixes below which most tokens were computed again, a window each; hierarchical heavy hitters over the "
-    "prefix tree. A prefix counts only what its own heavy descendants do not cover, so rows of one window add up. Counts are upper bounds, "
-    "too high by at most error_tokens.",
+    "Recomputation hotspots: prefixes that most tokens computed again have in common, a window each; hierarchical heavy hitters over the "
+    "prefix tree. Tokens that nobody can act on (first_seen, granularity) are left out. A request counts at the deepest hotspot on its "
+    "chain, so rows of one window add up, to at most what was lost; what prompts of one kind lost that share no hotspot is the row "
+    "of prefix 0.",
     ("window_start", "TIMESTAMP", "Start of the window."),
     ("window_s", "UINTEGER", "Length of the window, seconds."),
     ("pool", "VARCHAR", "Pool."),
-    ("prefix", "UBIGINT", "Canonical hash of the prefix's last block; it names the whole prefix."),
-    ("parent_prefix", "UBIGINT", "The nearest heavy prefix above it; NULL: none."),
-    ("depth_tokens", "UINTEGER", "Length of the prefix, tokens."),
+    (
+        "prefix",
+        "UBIGINT",
+        "Canonical hash of the prefix's last block; it names the whole prefix. 0: prompts of this model, route, tenant and template that "
+        "have no heavy prefix in common, as when they differ from their first block on.",
+    ),
+    ("parent_prefix", "UBIGINT", "The nearest hotspot above it in the window; NULL: none."),
+    ("depth_tokens", "UINTEGER", "Length of the prefix, tokens; 0 for prefix 0."),
     ("model", "VARCHAR", "Model of most of its tokens."),
     ("route", "VARCHAR", "Route of most of its tokens."),
     ("tenant", "VARCHAR", "Tenant of most of its tokens."),
     ("template", "VARCHAR", "Template of most of its tokens; NULL: none was named."),
     ("snippet", "VARCHAR", "Beginning of its text; NULL unless an operator switched snippets on in the router."),
-    ("lost_tokens", "UBIGINT", "Tokens computed again below it that heavier descendants do not cover."),
-    ("total_tokens", "UBIGINT", "Tokens computed again below it, descendants included."),
-    ("error_tokens", "UBIGINT", "By how much the two can be too high."),
+    ("lost_tokens", "UBIGINT", "Tokens computed again by prompts that begin with it, without those that count at hotspots below it."),
+    ("total_tokens", "UBIGINT", "The same, hotspots below it included; for prefix 0 equal to lost_tokens."),
+    (
+        "error_tokens",
+        "UBIGINT",
+        "By how much total_tokens can be too low; 0: exact. lost_tokens likewise, and too high by at most the errors of the hotspots next "
+        "below. For prefix 0 in both directions.",
+    ),
     ("requests", "UBIGINT", "Requests that lost tokens there."),
     ("avoidable_tokens", "UBIGINT", "Of lost_tokens, of causes that somebody can act on."),
     ("top_cause", "VARCHAR", "Cause of most of them."),
     ("by_cause", "STRUCT(cause VARCHAR, tokens UBIGINT)[]", "lost_tokens by cause, most first."),
-    ("lost_s", "DOUBLE", "Prefill seconds that they cost; NULL: not known."),
+    ("lost_s", "DOUBLE", "Prefill seconds that they cost, of those whose seconds are known; NULL: of none."),
     ("workers", "UINTEGER", "Workers that computed it in the window; at most 64 are told apart."),
     ("copies", "UINTEGER", "Workers that hold the whole prefix now (at the end of the window); NULL: not looked up."),
-    ("gone_p50_s", "DOUBLE", "Median age of the loss when it was needed again, seconds, of evicted and cleared blocks; NULL: none."),
-    ("idle_p50_s", "DOUBLE", "Median idle time before eviction, seconds; NULL: none."),
+    (
+        "gone_p50_s",
+        "DOUBLE",
+        "Median age of the loss when it was needed again, seconds, of evicted and cleared blocks, within 19 %; NULL: none.",
+    ),
+    ("idle_p50_s", "DOUBLE", "Median idle time before eviction, seconds, within 19 %; NULL: none."),
     ("example_request_id", "VARCHAR", "A request that lost tokens there, the newest."),
 )
 

@@ -1,0 +1,310 @@
+"""Recomputation hotspots: which prefixes the tokens that were computed again have in common. Fills the table `prefixes`.
+
+Of each request, the tokens that had been computed before and were computed again are one item, on the last such block of its chain:
+causes that nobody can act on (never seen before, the partial block at the end) are left out, and so is a prompt of which nobody knows what
+was hit. A trie of bounded size (prefix_trie.py) keeps which prefixes these items share. A prefix is a hotspot if it has at least `SHARE` of
+the pool's tokens that were computed again in the window, those of its own hotspots further down left out, in at least two requests.
+
+So each token counts in at most one row, and rows add up to at most what was lost: they are lower bounds. total_tokens is too low by at most
+error_tokens; no prefix that is left out has more than SHARE of all plus the greatest error. While a window has fewer different items than
+`NODES` all is exact. Prompts that have nothing in common but their kind (a timestamp at the head: every chain is another from its first
+block on) meet at the root, which has a row (prefix 0, depth 0) for each model, route, tenant and template.
+
+Memory: 6 MB a pool and open window at most, at most `POOLS` pools (what comes of further ones shares one trie) and `OPEN_WINDOWS` windows.
+Rejected: counting each block of a run on each of its ancestors (2,048 counts a request, and a prompt shared by all would be reported as its
+first block); items a run instead of a request (a request would be counted in several rows).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.analytics import prefix_trie
+from collector.analytics.attributed import WINDOW_S, Attributed, Rows
+from schemas.causes import AVOIDABLE, LOSSES, Cause
+from schemas.tables.losses import PREFIXES
+
+COUNTED = frozenset(LOSSES) - {Cause.FIRST_SEEN, Cause.GRANULARITY}
+"""Causes of tokens that were computed before, or could have been kept alike, so that somebody may act on them."""
+NODES = 2048
+"""Prefixes a pool and window that are followed at once."""
+LABEL_SPACE = 1 << 19
+"""Block names a pool and window that the trie's edges may hold: 256 a node."""
+KINDS, STRINGS = 256, 4096
+"""Combinations of model, route, tenant and template, and different strings, a pool and window; what comes after is told as NULL."""
+POOLS, OPEN_WINDOWS = 16, 3
+SHARE = 0.01
+ROWS = 200
+"""Most rows a window."""
+LEAST_REQUESTS = 2
+ROOT_PREFIX = 0
+_VARIOUS = 0
+"""Number of the string, or kind, that stands for too many to tell apart."""
+_NONE = 1
+_ID_CHARACTERS = 256
+
+Copies = Callable[[int], int | None]
+Snippet = Callable[[int], str | None]
+
+
+def unknown(_prefix: int) -> None:
+    """For a question that nobody answers: NULL."""
+
+
+class Hotspots:
+    """copies: how many workers hold the whole prefix of this hash now. snippet: the beginning of its text. None: not known."""
+
+    tables = (PREFIXES.name,)
+
+    def __init__(self, copies: Copies = unknown, snippet: Snippet = unknown, *, nodes: int = NODES, share: float = SHARE) -> None:
+        self._copies, self._snippet, self._nodes, self._share = copies, snippet, nodes, share
+        self._windows: dict[int, dict[str | None, _Pool]] = {}
+        self._closed = 0
+        """Windows before this number are closed."""
+
+    def take(self, requests: Sequence[Attributed]) -> None:
+        groups: dict[tuple[int, str | None], list[Attributed]] = {}
+        for r in requests:
+            window = self._window_of(r)
+            pools = self._windows[window]
+            pool = r.pool if r.pool in pools or len(pools) < POOLS else None
+            if pool not in pools:
+                pools[pool] = _Pool(self._nodes)
+            groups.setdefault((window, pool), []).append(r)
+        for (window, pool), found in groups.items():
+            self._windows[window][pool].take(found)
+
+    def _window_of(self, r: Attributed) -> int:
+        """An open window, opened if need be: the nearest one where there are enough."""
+        window = max(self._closed, int(r.prefill_s // WINDOW_S))
+        if window not in self._windows:
+            if len(self._windows) >= OPEN_WINDOWS:
+                return min(self._windows, key=lambda open_window: (abs(open_window - window), open_window))
+            self._windows[window] = {}
+        return window
+
+    def live(self) -> Mapping[str, Rows]:
+        return {PREFIXES.name: [row for window in sorted(self._windows) for row in self._rows(window)]}
+
+    def close(self, before_s: float) -> Mapping[str, Rows]:
+        self._closed = max(self._closed, int(before_s // WINDOW_S))
+        rows: Rows = []
+        for window in sorted(w for w in self._windows if w < self._closed):
+            rows += self._rows(window)
+            del self._windows[window]
+        return {PREFIXES.name: rows}
+
+    def _rows(self, window: int) -> Rows:
+        found = [
+            (-spot["lost_tokens"], pool or "", spot["prefix"], {"pool": pool, **spot})
+            for pool, trie in self._windows[window].items()
+            for spot in trie.spots(self._share)
+        ]
+        rows: Rows = []
+        for *_, spot in sorted(found, key=lambda f: f[:3])[:ROWS]:
+            prefix = spot["prefix"]
+            spot |= {"window_start": window * WINDOW_S * 1_000_000, "window_s": WINDOW_S, "copies": None, "snippet": None}
+            if prefix != ROOT_PREFIX:
+                spot |= {"copies": self._copies(prefix), "snippet": self._snippet(prefix)}
+            rows.append(tuple(spot[c.name] for c in PREFIXES.columns))
+        return rows
+
+    def save(self) -> Mapping[str, npt.NDArray[Any]]:
+        out: dict[str, npt.NDArray[Any]] = {}
+        names: list[dict[str, Any]] = []
+        for window, pools in self._windows.items():
+            for pool, trie in pools.items():
+                out |= {f"{len(names)}.{key}": array for key, array in trie.arrays().items()}
+                names.append({"window": window, "pool": pool, **trie.names()})
+        kept = json.dumps({"closed": self._closed, "windows": list(self._windows), "pools": names})
+        return {**out, "names": np.frombuffer(kept.encode(), np.uint8).copy()}
+
+    def load(self, saved: Mapping[str, npt.NDArray[Any]]) -> None:
+        kept = json.loads(saved["names"].tobytes())
+        self._closed = kept["closed"]
+        self._windows = {window: {} for window in kept["windows"]}
+        for i, names in enumerate(kept["pools"]):
+            pool = self._windows[names["window"]][names["pool"]] = _Pool(self._nodes)
+            pool.load({key.partition(".")[2]: array for key, array in saved.items() if key.startswith(f"{i}.")}, names)
+
+    def held_bytes(self) -> int:
+        """Room taken, used or not."""
+        return sum(array.nbytes for pools in self._windows.values() for pool in pools.values() for array in pool.trie)
+
+
+class _Pool:
+    """The trie of one pool and window, and the strings of its labels."""
+
+    def __init__(self, nodes: int) -> None:
+        self.trie = prefix_trie.make(nodes, KINDS, LABEL_SPACE)
+        self._strings: dict[str | None, int] = {"\0": _VARIOUS, None: _NONE}
+        self._kinds: dict[tuple[int, int, int, int], int] = {(_VARIOUS,) * 4: _VARIOUS}
+        self._workers: dict[tuple[str, int | None], int] = {}
+        self._serial = 0
+        self._ids: dict[int, str] = {}
+        self._spots: list[dict[str, Any]] | None = None
+
+    def take(self, requests: Sequence[Attributed]) -> None:
+        self._spots = None
+        n = len(requests)
+        labels = np.empty((n, prefix_trie.LABELS), np.int64)
+        workers, block_sizes = np.empty(n, np.int64), np.empty(n, np.int64)
+        for i, r in enumerate(requests):
+            parts = (self._number(r.model), self._number(r.route), self._number(r.tenant), self._number(r.template))
+            kind = self._kinds.get(parts)
+            if kind is None:
+                kind = self._kinds[parts] = len(self._kinds) if len(self._kinds) < KINDS else _VARIOUS
+                if kind == _VARIOUS:
+                    del self._kinds[parts]
+            labels[i] = (kind, *parts)
+            workers[i] = self._worker(r)
+            block_sizes[i] = r.block_size
+            self._ids[self._serial + i] = r.request_id[:_ID_CHARACTERS]
+        known = [r if r.hit_tokens is not None else None for r in requests]
+        prefix_trie.add(
+            self.trie,
+            _COUNTED,
+            _joined([r.chain for r in requests], np.uint64),
+            np.cumsum([len(r.chain) for r in requests]),
+            _joined([r.causes for r in requests], np.uint8),
+            _joined([r.gone_s for r in requests], np.float32),
+            _joined([r.idle_s for r in requests], np.float32),
+            _joined([r.run_causes for r in known if r is not None], np.uint8),
+            _joined([r.run_tokens for r in known if r is not None], np.uint32),
+            _joined([r.run_seconds for r in known if r is not None], np.float64),
+            np.cumsum([0 if r is None else len(r.run_causes) for r in known]),
+            labels,
+            workers,
+            block_sizes,
+            self._serial,
+        )
+        self._serial += n
+        if len(self._ids) > 4 * len(self.trie.newest):
+            kept = set(self.trie.newest.tolist())
+            self._ids = {serial: name for serial, name in self._ids.items() if serial in kept}
+
+    def _number(self, text: str | None) -> int:
+        found = self._strings.get(text)
+        if found is None:
+            if len(self._strings) >= STRINGS:
+                return _VARIOUS
+            found = self._strings[text] = len(self._strings)
+        return found
+
+    def _worker(self, r: Attributed) -> int:
+        """A bit number; the 64th and all further workers share one."""
+        key = (r.worker, r.rank)
+        found = self._workers.get(key)
+        if found is None:
+            if len(self._workers) >= 64:
+                return 63
+            found = self._workers[key] = len(self._workers)
+        return found
+
+    def spots(self, share: float) -> list[dict[str, Any]]:
+        """Values of `PREFIXES` by column, without those that the window or somebody else knows."""
+        if self._spots is None:
+            self._spots = self._find(share)
+        return [dict(spot) for spot in self._spots]
+
+    def _find(self, share: float) -> list[dict[str, Any]]:
+        n = self.trie.n
+        threshold = max(1, int(np.ceil(share * int(n[prefix_trie.WEIGHT]))))
+        said, heavy, total, mixed = prefix_trie.heavy(self.trie, threshold, LEAST_REQUESTS)
+        strings = list(self._strings)
+        out = []
+        root_error = mixed
+        for v in np.flatnonzero(heavy).tolist():
+            above = int(said.parent[v])
+            while above >= 0 and not heavy[above]:
+                above = int(said.parent[above])
+            root_error += int(said.error[v]) if above < 0 else 0
+            out.append(
+                {
+                    "prefix": int(said.name[v]),
+                    "parent_prefix": int(said.name[above]) if above >= 0 else None,
+                    "depth_tokens": int(said.depth[v] * said.block_size[v]),
+                    "total_tokens": int(total[v]),
+                    "error_tokens": int(said.error[v]),
+                    **self._facts(said, v, strings),
+                }
+            )
+        kinds = list(self._kinds)
+        for kind in range(KINDS):
+            row = len(said.parent) + kind
+            lost = int(said.tokens[row].sum())
+            if lost < threshold or said.requests[row] < LEAST_REQUESTS:
+                continue
+            spot = self._facts(said, row, strings)
+            spot |= dict(zip(_LABELS, (_label(strings, part) for part in kinds[kind]), strict=True))
+            root = {"prefix": ROOT_PREFIX, "parent_prefix": None, "depth_tokens": 0, "total_tokens": lost, "error_tokens": root_error}
+            out.append(root | spot)
+        return out
+
+    def _facts(self, said: prefix_trie.Trie, row: int, strings: Sequence[str | None]) -> dict[str, Any]:
+        tokens = said.tokens[row]
+        by_cause = sorted(((int(tokens[c]), c) for c in COUNTED if tokens[c]), key=lambda found: (-found[0], found[1]))
+        parts = [int(said.labels[row, i]) if said.votes[row, i] else _VARIOUS for i in range(1, prefix_trie.LABELS)]
+        known = int(said.seconds_tokens[row])
+        return {
+            **dict(zip(_LABELS, (_label(strings, part) for part in parts), strict=True)),
+            "lost_tokens": int(tokens.sum()),
+            "requests": int(said.requests[row]),
+            "avoidable_tokens": sum(n for n, c in by_cause if c in AVOIDABLE),
+            "top_cause": by_cause[0][1].label,
+            "by_cause": [{"cause": c.label, "tokens": n} for n, c in by_cause],
+            "lost_s": float(said.seconds[row]) if known else None,
+            "workers": int(said.workers[row]).bit_count(),
+            "gone_p50_s": _median_s(said.times[row, 0]),
+            "idle_p50_s": _median_s(said.times[row, 1]),
+            "example_request_id": self._ids.get(int(said.newest[row])),
+        }
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        arrays = {name: getattr(self.trie, name).copy() for name in self.trie._fields}
+        return {**arrays, "names": self.trie.names[: self.trie.n[prefix_trie.END]].copy()}
+
+    def names(self) -> dict[str, Any]:
+        kept = set(self.trie.newest.tolist())
+        return {
+            "strings": list(self._strings),
+            "kinds": list(self._kinds),
+            "workers": list(self._workers),
+            "serial": self._serial,
+            "ids": [(serial, name) for serial, name in self._ids.items() if serial in kept],
+        }
+
+    def load(self, arrays: Mapping[str, npt.NDArray[Any]], names: Mapping[str, Any]) -> None:
+        block_names = np.zeros_like(self.trie.names)
+        block_names[: len(arrays["names"])] = arrays["names"]
+        self.trie = prefix_trie.Trie(
+            **{name: arrays[name].copy() for name in prefix_trie.Trie._fields if name != "names"}, names=block_names
+        )
+        self._strings = {text: i for i, text in enumerate(names["strings"])}
+        self._kinds = {tuple(parts): i for i, parts in enumerate(names["kinds"])}
+        self._workers = {(worker, rank): i for i, (worker, rank) in enumerate(names["workers"])}
+        self._serial, self._ids = names["serial"], dict(names["ids"])
+
+
+_LABELS = ("model", "route", "tenant", "template")
+_COUNTED = np.array([c in COUNTED for c in Cause])
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.empty(0, dtype)
+
+
+def _label(strings: Sequence[str | None], number: int) -> str | None:
+    return None if number == _VARIOUS else strings[number]
+
+
+def _median_s(histogram: npt.NDArray[Any]) -> float | None:
+    upto = np.cumsum(histogram, dtype=np.int64)
+    if not upto[-1]:
+        return None
+    return prefix_trie.bucket_middle_s(int(np.searchsorted(upto, (upto[-1] + 1) // 2)))

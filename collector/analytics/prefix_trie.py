@@ -1,0 +1,479 @@
+"""A prefix tree of block chains in bounded memory that keeps the heavy prefixes: Space-Saving over the nodes of a compressed trie.
+
+Each item is a chain with a weight. An item weighs on its last block and on every prefix above it; T(u) is the weight of all items at or
+below the prefix u.
+
+    root ──[h1 .. h40]── A ──[h41 .. h90]── B        An edge carries the names of all its blocks (its label), so a newcomer that leaves it
+                         └───[k41 .. k300]── C       half way makes a node at exactly the block where it does.
+
+What a node holds is the weight of the items that ended there, or below it where nothing is tracked. All of it together is always the
+weight of all items. When there is no room, the node with at most one child and the least `mass + edge_error` goes: its mass moves to its
+parent, and the greatest value that ever went is the floor. Invariants, for every prefix u of any chain (fuzzed in the tests):
+
+    0 <= T(u) - tracked(u) <= error(u)     tracked(u): mass of the nodes at or below u
+
+with error(u) = the node's own `error` if u is a node, the `edge_error` of the node below if u lies inside an edge, else the floor. With
+room for all items nothing ever goes, and everything is exact. At least half the nodes can go at any moment (nodes with two children are
+fewer than leaves), so the floor is at most 2 (N + moved) / nodes, `moved` being the mass that went to a parent other than the root; on
+real traffic it is near N / nodes.
+
+Rejected: one sketch a level (HHH of Mitzenmacher, Steinke and Thaler, arXiv:1102.5540): 2,048 levels, and levels at powers of two only
+would miss where prompts part; Space-Saving with upper bounds (a newcomer inherits the evicted count): rows of a window would not add up.
+
+The cost of an item is that of the tracked nodes on its path plus one comparison of names in log2 steps, however long its chain is, plus one
+look over all nodes when one must go (2 us).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from schemas.causes import Cause
+
+Array = npt.NDArray[Any]
+
+CAUSES = len(Cause)
+ROOT = -1
+GONE = -2
+LABELS = 5
+"""Labels of a node: its kind, and the parts of it: model, route, tenant, template."""
+HISTOGRAM_BUCKETS = 64
+HISTOGRAM_FLOOR_S = 0.01
+MAX_DEPTH = 16_384
+"""Blocks of a chain that are looked at; an item beyond weighs on this one."""
+_NEVER = 1 << 62
+
+FREE, FLOOR, WEIGHT, END, LIVE, MOVED, MIXED, EVICTED, ITEMS, TAG_BUDGET, NODES = range(11)
+"""Places in `Trie.n`: free nodes; the floor; weight of all items; end of the used label space and names alive in it; mass moved to parents
+other than the root; mass that roots got under a label that may not be its own; evictions; items; label space; nodes."""
+
+
+class Trie(NamedTuple):
+    """Node v has row v of all arrays; the root's mass is kept apart by kind: kind k has row nodes + k of those that say what was lost."""
+
+    n: Array
+    tokens: Array
+    """i64 (nodes + kinds, causes)"""
+    requests: Array
+    seconds: Array
+    seconds_tokens: Array
+    """Tokens whose seconds are known."""
+    workers: Array
+    """u64, a bit a worker"""
+    newest: Array
+    """Serial number of the newest request."""
+    labels: Array
+    """i64 (rows, LABELS): the majority vote's candidate"""
+    votes: Array
+    """i64 (rows, LABELS): its lead, tokens"""
+    times: Array
+    """u32 (rows, 2, HISTOGRAM_BUCKETS): blocks by gone_s and by idle_s"""
+    name: Array
+    """u64 (nodes,): hash of the prefix"""
+    depth: Array
+    """blocks"""
+    block_size: Array
+    parent: Array
+    children: Array
+    child_xor: Array
+    """xor of the children's numbers: the child where there is one."""
+    label_at: Array
+    label_length: Array
+    mass: Array
+    error: Array
+    edge_error: Array
+    worth: Array
+    """mass + edge_error of nodes that can go."""
+    free: Array
+    slot_key: Array
+    """Table: name of the first block of an edge -> the node below."""
+    slot_node: Array
+    names: Array
+    """Label space."""
+
+
+def make(nodes: int, kinds: int, label_space: int) -> Trie:
+    """nodes >= 4. Pages of these arrays are touched as they fill."""
+    rows, slots = nodes + kinds, 1 << max(3, (4 * nodes - 1).bit_length())
+    i64 = np.int64
+    trie = Trie(
+        n=np.zeros(11, i64),
+        tokens=np.zeros((rows, CAUSES), i64), requests=np.zeros(rows, i64), seconds=np.zeros(rows), seconds_tokens=np.zeros(rows, i64),
+        workers=np.zeros(rows, np.uint64), newest=np.full(rows, -1, i64), labels=np.zeros((rows, LABELS), i64),
+        votes=np.zeros((rows, LABELS), i64), times=np.zeros((rows, 2, HISTOGRAM_BUCKETS), np.uint32),
+        name=np.zeros(nodes, np.uint64), depth=np.zeros(nodes, i64), block_size=np.zeros(nodes, i64), parent=np.full(nodes, GONE, i64),
+        children=np.zeros(nodes, i64), child_xor=np.zeros(nodes, i64), label_at=np.zeros(nodes, i64), label_length=np.zeros(nodes, i64),
+        mass=np.zeros(nodes, i64), error=np.zeros(nodes, i64), edge_error=np.zeros(nodes, i64), worth=np.full(nodes, _NEVER, i64),
+        free=np.arange(nodes - 1, -1, -1, dtype=i64), slot_key=np.zeros(slots, np.uint64), slot_node=np.full(slots, -1, i64),
+        names=np.zeros(label_space + 2 * MAX_DEPTH, np.uint64),
+    )  # fmt: skip
+    trie.n[FREE], trie.n[TAG_BUDGET], trie.n[NODES] = nodes, max(label_space, MAX_DEPTH), nodes
+    return trie
+
+
+def bucket_middle_s(bucket: int) -> float:
+    """The time that stands for a bucket; two buckets an octave, so it is within 19 %."""
+    return float(HISTOGRAM_FLOOR_S * 2 ** ((bucket - 0.5) / 2)) if bucket else HISTOGRAM_FLOOR_S
+
+
+@numba.njit(cache=True)
+def _bucket(value_s):  # type: ignore[no-untyped-def]
+    if value_s <= HISTOGRAM_FLOOR_S:
+        return 0
+    return min(HISTOGRAM_BUCKETS - 1, 1 + int(2 * math.log2(value_s / HISTOGRAM_FLOOR_S)))
+
+
+@numba.njit(cache=True)
+def _slot(t, key):  # type: ignore[no-untyped-def]
+    """Where the key is, or the empty slot where it would be."""
+    mask = np.uint64(len(t.slot_key) - 1)
+    at = key & mask
+    while t.slot_node[at] >= 0 and t.slot_key[at] != key:
+        at = (at + np.uint64(1)) & mask
+    return np.int64(at)
+
+
+@numba.njit(cache=True)
+def _enter(t, key, node):  # type: ignore[no-untyped-def]
+    at = _slot(t, key)
+    t.slot_key[at] = key
+    t.slot_node[at] = node
+
+
+@numba.njit(cache=True)
+def _drop(t, key):  # type: ignore[no-untyped-def]
+    """Later entries of the same run move up, so that no lookup ends early."""
+    mask = len(t.slot_key) - 1
+    hole = _slot(t, key)
+    t.slot_node[hole] = -1
+    at = (hole + 1) & mask
+    while t.slot_node[at] >= 0:
+        home = np.int64(t.slot_key[at] & np.uint64(mask))
+        if ((at - home) & mask) >= ((at - hole) & mask):
+            t.slot_key[hole] = t.slot_key[at]
+            t.slot_node[hole] = t.slot_node[at]
+            t.slot_node[at] = -1
+            hole = at
+        at = (at + 1) & mask
+
+
+@numba.njit(cache=True)
+def _weigh(t, v):  # type: ignore[no-untyped-def]
+    t.worth[v] = t.mass[v] + t.edge_error[v] if t.children[v] <= 1 else _NEVER
+
+
+@numba.njit(cache=True)
+def _vote(t, row, which, label, tokens):  # type: ignore[no-untyped-def]
+    """Majority vote of Boyer and Moore, weighted: a label of more than half of the tokens wins."""
+    if t.labels[row, which] == label:
+        t.votes[row, which] += tokens
+    elif t.votes[row, which] >= tokens:
+        t.votes[row, which] -= tokens
+    else:
+        t.labels[row, which] = label
+        t.votes[row, which] = tokens - t.votes[row, which]
+
+
+@numba.njit(cache=True)
+def _move(t, source, target):  # type: ignore[no-untyped-def]
+    """Adds what row source holds to row target."""
+    for c in range(CAUSES):
+        t.tokens[target, c] += t.tokens[source, c]
+    t.requests[target] += t.requests[source]
+    t.seconds[target] += t.seconds[source]
+    t.seconds_tokens[target] += t.seconds_tokens[source]
+    t.workers[target] |= t.workers[source]
+    t.newest[target] = max(t.newest[target], t.newest[source])
+    for which in range(LABELS):
+        if t.votes[source, which] > 0:
+            _vote(t, target, which, t.labels[source, which], t.votes[source, which])
+    for which in range(2):
+        for b in range(HISTOGRAM_BUCKETS):
+            t.times[target, which, b] += t.times[source, which, b]
+
+
+@numba.njit(cache=True)
+def _kind_row(t, v):  # type: ignore[no-untyped-def]
+    """Where the root keeps what is of this node's kind; without a majority that of no kind."""
+    return t.n[NODES] + (t.labels[v, 0] if t.votes[v, 0] else 0)
+
+
+@numba.njit(cache=True)
+def _clear(t, row):  # type: ignore[no-untyped-def]
+    t.tokens[row] = 0
+    t.requests[row] = 0
+    t.seconds[row] = 0.0
+    t.seconds_tokens[row] = 0
+    t.workers[row] = 0
+    t.newest[row] = -1
+    t.labels[row] = 0
+    t.votes[row] = 0
+    t.times[row] = 0
+
+
+@numba.njit(cache=True)
+def _new(t, name, depth, block_size, parent, error):  # type: ignore[no-untyped-def]
+    t.n[FREE] -= 1
+    v = t.free[t.n[FREE]]
+    t.name[v] = name
+    t.depth[v] = depth
+    t.block_size[v] = block_size
+    t.parent[v] = parent
+    t.children[v] = 0
+    t.child_xor[v] = 0
+    t.mass[v] = 0
+    t.label_at[v] = 0
+    t.label_length[v] = 0
+    t.error[v] = error
+    t.edge_error[v] = error
+    if parent >= 0:
+        t.children[parent] += 1
+        t.child_xor[parent] ^= v
+        _weigh(t, parent)
+    return v
+
+
+@numba.njit(cache=True)
+def _compact(t):  # type: ignore[no-untyped-def]
+    """Labels of nodes that are left move together."""
+    order = np.argsort(t.label_at, kind="mergesort")
+    end = 0
+    for v in order:
+        if t.parent[v] == GONE:
+            continue
+        at, length = t.label_at[v], t.label_length[v]
+        for i in range(length):
+            t.names[end + i] = t.names[at + i]
+        t.label_at[v] = end
+        end += length
+    t.n[END] = end
+
+
+@numba.njit(cache=True)
+def _space(t, length):  # type: ignore[no-untyped-def]
+    """Where `length` names can be written. The space beyond the budget is for this: after `_compact` there is always enough."""
+    if t.n[END] + length > len(t.names):
+        _compact(t)
+    at = t.n[END]
+    t.n[END] += length
+    return at
+
+
+@numba.njit(cache=True)
+def _evict(t, v):  # type: ignore[no-untyped-def]
+    value = t.mass[v] + t.edge_error[v]
+    t.n[FLOOR] = max(t.n[FLOOR], value)
+    t.n[EVICTED] += 1
+    parent = t.parent[v]
+    if parent >= 0:
+        _move(t, v, parent)
+        t.mass[parent] += t.mass[v]
+        t.n[MOVED] += t.mass[v]
+        t.child_xor[parent] ^= v
+    elif t.mass[v] > 0:
+        _move(t, v, _kind_row(t, v))
+        t.n[MIXED] += t.mass[v] - t.votes[v, 0]
+    first = t.names[t.label_at[v]]
+    if t.children[v] == 0:
+        _drop(t, first)
+        t.n[LIVE] -= t.label_length[v]
+        if parent >= 0:
+            t.children[parent] -= 1
+    else:  # its only child hangs on the whole edge now
+        c = t.child_xor[v]
+        _drop(t, t.names[t.label_at[c]])
+        above, below = t.label_length[v], t.label_length[c]
+        if t.label_at[v] + above == t.label_at[c]:
+            t.label_at[c] = t.label_at[v]
+        else:
+            at = _space(t, above + below)
+            for i in range(above):
+                t.names[at + i] = t.names[t.label_at[v] + i]
+            for i in range(below):
+                t.names[at + above + i] = t.names[t.label_at[c] + i]
+            t.label_at[c] = at
+        t.label_length[c] = above + below
+        _enter(t, first, c)
+        t.parent[c] = parent
+        t.edge_error[c] = max(t.edge_error[c], value)
+        _weigh(t, c)
+        if parent >= 0:
+            t.child_xor[parent] ^= c
+    if parent >= 0:
+        _weigh(t, parent)
+    _clear(t, v)
+    t.mass[v] = 0
+    t.parent[v] = GONE
+    t.worth[v] = _NEVER
+    t.label_length[v] = 0
+    t.free[t.n[FREE]] = v
+    t.n[FREE] += 1
+
+
+@numba.njit(cache=True)
+def _make_room(t, length):  # type: ignore[no-untyped-def]
+    """For two nodes and a label."""
+    while t.n[FREE] < 2:
+        _evict(t, np.argmin(t.worth))
+    while t.n[LIVE] + length > t.n[TAG_BUDGET]:  # only leaves free names
+        least = -1
+        for v in range(t.n[NODES]):
+            if t.parent[v] != GONE and t.children[v] == 0 and (least < 0 or t.worth[v] < t.worth[least]):
+                least = v
+        _evict(t, least)
+
+
+@numba.njit(cache=True)
+def _place(t, chain, blocks, block_size):  # type: ignore[no-untyped-def]
+    """The node at chain[blocks - 1], made where there is none; blocks >= 1."""
+    _make_room(t, blocks)
+    parent, depth = np.int64(ROOT), 0
+    while depth < blocks:
+        found = t.slot_node[_slot(t, chain[depth])]
+        if found < 0:
+            break
+        at, length = t.label_at[found], t.label_length[found]
+        if depth + length <= blocks and t.names[at + length - 1] == chain[depth + length - 1]:
+            parent, depth = found, depth + length
+            continue
+        low, high = 1, min(length, blocks - depth)  # names are chained: equal up to some block, different from there on
+        while low < high:
+            middle = (low + high + 1) // 2
+            if t.names[at + middle - 1] == chain[depth + middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        between = _new(t, chain[depth + low - 1], depth + low, block_size, parent, t.edge_error[found])
+        if parent >= 0:
+            t.children[parent] -= 1
+            t.child_xor[parent] ^= found
+            _weigh(t, parent)
+        t.label_at[between], t.label_length[between] = at, low
+        t.label_at[found], t.label_length[found] = at + low, length - low
+        _enter(t, chain[depth], between)
+        _enter(t, t.names[at + low], found)
+        t.parent[found] = between
+        t.children[between] = 1
+        t.child_xor[between] = found
+        _weigh(t, between)
+        parent, depth = between, depth + low
+        break
+    if depth == blocks:
+        return parent
+    leaf = _new(t, chain[blocks - 1], blocks, block_size, parent, t.n[FLOOR])
+    length = blocks - depth
+    at = _space(t, length)
+    for i in range(length):
+        t.names[at + i] = chain[depth + i]
+    t.label_at[leaf], t.label_length[leaf] = at, length
+    t.n[LIVE] += length
+    _enter(t, chain[depth], leaf)
+    _weigh(t, leaf)
+    return leaf
+
+
+@numba.njit(cache=True)
+def add(  # type: ignore[no-untyped-def]
+    t,
+    counted,
+    chains,
+    chain_ends,
+    causes,
+    gone_s,
+    idle_s,
+    run_causes,
+    run_tokens,
+    run_seconds,
+    run_ends,
+    labels,
+    workers,
+    block_sizes,
+    serial,
+):
+    """Adds requests, in order. Per block: chains, causes, gone_s, idle_s, cut by chain_ends; per run: run_*, cut by run_ends; per request:
+    labels (n, LABELS), workers (a bit number), block_sizes, and the numbers from serial on. counted: causes that weigh.
+
+    A request's item is all its counted tokens, on the last block whose cause is counted: on the root where there is none."""
+    b_from, r_from = 0, 0
+    tokens = np.zeros(CAUSES, np.int64)
+    for q in range(len(chain_ends)):
+        b_to, r_to = chain_ends[q], run_ends[q]
+        tokens[:] = 0
+        weight, seconds, seconds_tokens = 0, 0.0, 0
+        for r in range(r_from, r_to):
+            if counted[run_causes[r]]:
+                tokens[run_causes[r]] += run_tokens[r]
+                weight += run_tokens[r]
+                if not np.isnan(run_seconds[r]):
+                    seconds += run_seconds[r]
+                    seconds_tokens += run_tokens[r]
+        if weight:
+            blocks = b_to - b_from
+            while blocks and not counted[causes[b_from + blocks - 1]]:
+                blocks -= 1
+            if blocks:
+                row = _place(t, chains[b_from:b_to], min(blocks, MAX_DEPTH), block_sizes[q])
+                t.mass[row] += weight
+                _weigh(t, row)
+            else:
+                row = t.n[NODES] + labels[q, 0]
+            for c in range(CAUSES):
+                t.tokens[row, c] += tokens[c]
+            t.requests[row] += 1
+            t.seconds[row] += seconds
+            t.seconds_tokens[row] += seconds_tokens
+            t.workers[row] |= np.uint64(1) << np.uint64(workers[q])
+            t.newest[row] = serial + q
+            for which in range(LABELS):
+                _vote(t, row, which, labels[q, which], weight)
+            for b in range(b_from, b_from + blocks):
+                if not np.isnan(gone_s[b]):
+                    t.times[row, 0, _bucket(gone_s[b])] += np.uint32(1)
+                if not np.isnan(idle_s[b]):
+                    t.times[row, 1, _bucket(idle_s[b])] += np.uint32(1)
+            t.n[WEIGHT] += weight
+            t.n[ITEMS] += 1
+        b_from, r_from = b_to, r_to
+
+
+@numba.njit(cache=True)
+def _heavy(t, threshold, least_requests, heavy, total):  # type: ignore[no-untyped-def]
+    mixed = t.n[MIXED]
+    for v in np.argsort(-t.depth, kind="mergesort"):
+        parent = t.parent[v]
+        if parent == GONE:
+            continue
+        own = np.int64(0)
+        for c in range(CAUSES):
+            own += t.tokens[v, c]
+        total[v] += own
+        if own >= threshold and t.requests[v] >= least_requests:
+            heavy[v] = True
+        elif parent >= 0:
+            _move(t, v, parent)
+        elif own:
+            _move(t, v, _kind_row(t, v))
+            mixed += own - t.votes[v, 0]
+        if parent >= 0:
+            total[parent] += total[v] if heavy[v] else total[v] - own
+    return mixed
+
+
+def heavy(trie: Trie, threshold: int, least_requests: int) -> tuple[Trie, npt.NDArray[np.bool_], npt.NDArray[np.int64], int]:
+    """Which nodes weigh at least `threshold` without what their own heavy descendants weigh, in at least so many requests.
+
+    Returns a trie in which each heavy node, and each kind of the root, holds all that no heavy node below it does; which nodes are heavy
+    (nodes,); what each weighs with all its descendants (nodes,); and by how much kinds of the root can be wrong, tokens."""
+    said = trie._replace(**{
+        f: getattr(trie, f).copy()
+        for f in ("tokens", "requests", "seconds", "seconds_tokens", "workers", "newest", "labels", "votes", "times")
+    })  # fmt: skip
+    nodes = len(trie.parent)
+    flags, total = np.zeros(nodes, np.bool_), np.zeros(nodes, np.int64)
+    mixed = int(_heavy(said, threshold, least_requests, flags, total))
+    return said, flags, total, mixed
