@@ -62,7 +62,8 @@ HUBER = 2.0 * 1.4826
 LEAST_NOISE = 1e-3
 """Share of the expected seconds that is taken for noise at least."""
 CUT = 3.0
-"""Beyond so many thresholds a residual counts nothing, so that wild ones do not pull at all; the threshold follows when all are there."""
+"""Beyond so many thresholds a residual counts nothing, so that wild ones do not pull at all; the threshold follows when all are there.
+Not above a curve of TTFT: what lies there must pull, or a curve that is too low stays."""
 MOVED = 0.03
 """Share by which a prediction must have changed for a new version."""
 ENOUGH_CLASSES = 8
@@ -213,7 +214,7 @@ def _learn(sums, scale, head, rows, above, hold):  # type: ignore[no-untyped-def
         if scale[c] == 0:
             scale[c] = max(head[_RELATIVE] * expected, head[_RESIDUAL], 1e-2 * expected, 1e-6)
         limit = HUBER * scale[c]
-        w = 1.0 if size <= limit else limit / size if size <= CUT * limit else 0.0
+        w = 1.0 if size <= limit else limit / size if size <= CUT * limit or (r > 0 and above != 1.0) else 0.0
         if above == 1.0 or r < 0:
             scale[c] = max(scale[c] * (_STEP if size > scale[c] else 1 / _STEP), LEAST_NOISE * expected, 1e-9)
         if r > 0:

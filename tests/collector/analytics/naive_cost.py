@@ -48,7 +48,7 @@ class NaiveFit:
         r = y - expected
         m = self.scale.setdefault(c, max(self.relative * expected, self.residual, 0.01 * expected, 1e-6))
         limit = cost.HUBER * m
-        w = 1.0 if abs(r) <= limit else limit / abs(r) if abs(r) <= cost.CUT * limit else 0.0
+        w = 1.0 if abs(r) <= limit else limit / abs(r) if abs(r) <= cost.CUT * limit or (r > 0 and self.above != 1.0) else 0.0
         if self.above == 1.0 or r < 0:
             self.scale[c] = max(m * 1.05 if abs(r) > m else m / 1.05, cost.LEAST_NOISE * expected, 1e-9)
         if r > 0:
