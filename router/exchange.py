@@ -9,6 +9,7 @@ from typing import Any
 from router.http.asgi import RawHeaders
 from router.http.server import Call
 from router.http.usage import Usage
+from router.prompts.prompt import Prompt
 from schemas.requests import Attempt
 
 
@@ -46,3 +47,6 @@ class Exchange:
     continues: str | None = None  # id of the stored response that it belongs to
     tried: set[int] = field(default_factory=set)  # targets that gave no answer, or do not know that response
     decision: dict[str, Any] | None = None  # fields of the newest dispatch's, until it is recorded
+    prompt: Prompt | None = field(default=None, repr=False)
+    content: dict[str, Any] | None = None  # what decisions say of the prompt's content, once one was recorded
+    snippet: str | None = field(default=None, repr=False)  # of its text, where an operator wants it recorded

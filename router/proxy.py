@@ -50,6 +50,8 @@ from router.metrics import RouterMetrics
 from router.pools import Decided, Pools, PoolState
 from router.prompts.prompt import Prompt
 from router.prompts.reader import PromptReader
+from router.prompts.text import beginning_of
+from router.records.content import SNIPPET_CHARACTERS, RecentPrompts, content_fields
 from router.records.fields import decision_fields, decision_json, outcome_json
 from router.records.recorder import Recorder
 from router.records.request_ids import MOST_CHARACTERS, RecordedIds, new_id
@@ -100,6 +102,7 @@ class Proxy:
         self._retry_statuses = settings.worker_rules().retry_statuses
         self._withheld, self._added_lines = credentials.withheld, header_lines(credentials.added)
         self._replicas = replicas
+        self._recent = RecentPrompts()
 
     async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A POST to one of endpoints.py."""
@@ -145,9 +148,10 @@ class Proxy:
             tenant=visit.tenant or _name(header(scope, b"x-warmwatch-tenant")) or "default",
             template=_name(header(scope, b"x-warmwatch-template")) or self._settings.templates.get(route),
             session_id=_name(content.get("session_id")) or _name(header(scope, b"x-session-id")),
+            snippet=beginning_of(content, SNIPPET_CHARACTERS) if self._settings.record_snippets else None,
         )
         try:
-            prompt = await self._prompts.read(pool, content, len(body), lora, endpoint.reads)
+            prompt = exchange.prompt = await self._prompts.read(pool, content, len(body), lora, endpoint.reads)
             self._metrics.prompt_read(pool.name, prompt)
             visit.spend(prompt.guessed_tokens if prompt.tokens is None else prompt.tokens)
             exchange.id_headers += visit.headers()
@@ -445,7 +449,18 @@ class Proxy:
     def _record_decision(self, exchange: Exchange) -> None:
         decision, exchange.decision = exchange.decision, None
         if decision is not None:
-            self._recorder.decision(exchange.request_id, decision_json(decision, exchange.attempts))
+            if exchange.content is None:
+                exchange.content = self._content_of(exchange, decision)
+            self._recorder.decision(exchange.request_id, decision_json(decision | exchange.content, exchange.attempts))
+
+    def _content_of(self, exchange: Exchange, decision: dict[str, Any]) -> dict[str, Any]:
+        """Read the tokens once more: when the request is on its way, it waits for nothing here."""
+        if exchange.prompt is None or not self._settings.record_content:
+            return {}
+        pool: str = decision["pool"]
+        kind = pool, exchange.template or exchange.route
+        key, overlap_tokens = self._pools.by_name[pool].key, decision["best_overlap_tokens"]
+        return content_fields(key, exchange.prompt, overlap_tokens, kind, exchange.session_id, self._recent)
 
     def _record_outcome(self, exchange: Exchange, pool: PoolState) -> None:
         self._record_decision(exchange)  # if its bytes never went out: nobody could be reached, or the client left first

@@ -205,6 +205,16 @@ class RouterSettings(Settings):
         {},
         description="prompt template of requests that name none (x-warmwatch-template), by route; in a settings file [route.templates]",
     )
+    record_content: bool = Field(
+        True,
+        description="decisions describe what of a prompt no worker holds by keyed hashes of its content, so that a changed beginning is "
+        "told from new text; some 1.3 bytes a new token",
+    )
+    record_snippets: bool = Field(
+        False,
+        description="decisions carry the first 200 characters of each prompt's text, for people who look at hotspots. It is written to the "
+        "stream and to the published database in the clear: leave it off where prompts are private",
+    )
     record_buffer: int = Field(
         20_000, ge=1, description="decisions and outcomes held while the stream is away; more are dropped and counted"
     )

@@ -100,7 +100,7 @@ def content_chunks(key: HashKey, tokens: U32, first_token: int = 0) -> tuple[U64
     k0, k1, seed = _chunk_keys(key)
     most = (len(tokens) - first_token) // MIN_TOKENS + 1
     names, lengths = np.empty(most, np.uint64), np.empty(most, np.uint16)
-    n = _chunks(k0, k1, seed, np.ascontiguousarray(tokens, np.uint32), first_token, names, lengths)
+    n = _chunks(k0, k1, seed, np.require(tokens, np.uint32, ["C", "W"]), first_token, names, lengths)
     return names[:n], lengths[:n]
 
 
@@ -117,7 +117,7 @@ def _chunk_keys(key: HashKey) -> tuple[np.uint64, np.uint64, np.uint64]:
     return np.uint64(sub.k0), np.uint64(sub.k1), np.uint64(siphash13(key, b"warmwatch/chunk/1/seed"))
 
 
-@numba.njit(cache=True)
+@numba.njit("i8(u8, u8, u8, u4[::1], i8, u8[::1], u2[::1])", cache=True)
 def _chunks(k0, k1, seed, ids, first, names, lengths):  # type: ignore[no-untyped-def]
     i0 = k0 ^ np.uint64(0x736F6D6570736575)
     i1 = k1 ^ np.uint64(0x646F72616E646F6D)

@@ -1,7 +1,8 @@
 """Decisions and outcomes: what a router says of each request. Written so that routers other than ours can write them, too.
 
 A decision is written when the request is dispatched, its outcome when the answer ended or failed; both carry the request id, which is
-the stream key. Token ids and text never appear: a prompt is its chain of block hashes. null means "not known" or "not reported", never 0.
+the stream key. Token ids and text never appear (but for `snippet`, where an operator wants it): a prompt is its chain of block
+hashes, and keyed hashes of its content. null means "not known" or "not reported", never 0.
 """
 
 from __future__ import annotations

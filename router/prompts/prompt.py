@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from schemas.block_hash import U64
+from schemas.block_hash import U32, U64
 
 _BYTES_A_TOKEN = 4
 """To guess a prompt's length from its body when nobody tokenizes it."""
@@ -42,6 +42,8 @@ class Prompt:
     reads_cache: bool = True
     prompts: int = 1  # of a batch the chain is the longest one's, the tokens are all
     others: Mapping[int, U64] = field(default_factory=dict)  # the chain by other block sizes (PoolState.other_chains)
+    ids: U32 | None = field(default=None, repr=False)  # of the prompt that the chain names, where they are the model's own
+    salt: str | None = field(default=None, repr=False)
 
     @classmethod
     def unknown(cls, body_bytes: int, skipped: SkipReason | None = None, reason: str | None = None, mode: Mode = "exact") -> Prompt:

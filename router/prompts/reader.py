@@ -188,6 +188,7 @@ class PromptReader:
             source, found.tokens, found.tokens, chain, size, lora, (time.perf_counter() - started) * 1e6, reason=reason, mode=mode,
             reads_cache=asked.reads_cache, prompts=found.prompts,
             others={} if chain is None or source == "text" else pool.other_chains(found.longest, lora, salt),
+            ids=None if chain is None or source == "text" else found.longest, salt=salt,
         )  # fmt: skip
 
     def _by_text(

@@ -43,6 +43,24 @@ def text_of(body: Mapping[str, Any]) -> bytes | None:
         return None
 
 
+def beginning_of(body: Mapping[str, Any], characters: int) -> str | None:
+    """The first characters of the first text of a prompt: its system text, else its first message; None: there is none."""
+    for name in ("system", "instructions", "messages", "input", "prompt"):
+        if (found := _first_text(body.get(name), 4)) is not None:
+            return found[:characters]
+    return None
+
+
+def _first_text(value: object, depth: int) -> str | None:
+    if isinstance(value, str):
+        return value or None
+    if isinstance(value, dict):
+        value = [value.get("content"), value.get("text")]
+    if isinstance(value, list) and depth:
+        return next((found for v in value[:16] if (found := _first_text(v, depth - 1)) is not None), None)
+    return None
+
+
 def text_chain(key: HashKey, pool: str, lora: str | None, salt: str | None, text: bytes) -> U64:
     """Names of the pieces, u64, shape (len(text) // PIECE_BYTES,), at most MOST_BYTES of it."""
     root = siphash13(key, b"\0".join((b"warmwatch/text/1", pool.encode(), (lora or "").encode(), (salt or "").encode())))

@@ -57,6 +57,7 @@ def decision_fields(
         "key_id": pool.key_id,
         "chain": None if chain is None else pack_hashes(chain),
         **_NOT_DESCRIBED,
+        "snippet": exchange.snippet,
         "worker": target.worker,
         "rank": target.rank,
         "candidates": _candidates(decided, found, known),
@@ -77,7 +78,8 @@ def decision_fields(
     }
 
 
-_NOT_DESCRIBED = dict.fromkeys(("namespace", "content_from", "content", "chunks", "chunk_tokens", "shared_tokens", "snippet"))
+_NOT_DESCRIBED = dict.fromkeys(("namespace", "content_from", "content", "chunks", "chunk_tokens", "shared_tokens"))
+"""What records/content.py says of a prompt when it can."""
 
 
 def forecast(decided: Decided, prompt: Prompt) -> int | None:

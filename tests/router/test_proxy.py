@@ -6,11 +6,13 @@ import json
 import threading
 
 import aiohttp
+import numpy as np
 import pytest
 from yarl import URL
 
 from router.http.asgi import forwarded_response_headers
 from schemas.block_hash import hash_chain, root_hash, salted_extras
+from schemas.content import content_of, described
 from schemas.kv_events import Kind
 from schemas.requests import Candidate, Decision, Outcome, unpack_hashes
 from schemas.topics import DECISIONS, OUTCOMES
@@ -131,6 +133,31 @@ async def test_the_template_is_the_one_named_else_the_routes_else_none():
         decisions, _ = await r.records(3)
         assert [d.template for d in decisions] == ["t" * 1024, "review-v7", None]
         assert "x-warmwatch-template" not in engine.seen[0].headers
+
+
+async def test_what_no_worker_holds_of_a_prompt_is_recorded_by_its_content():
+    async with fleet(1) as (r, _):
+        chain = r.chain(PROMPT)
+        await r.hold("w0", chain[:1])
+        await r.post({**BODY, "cache_salt": "s"})
+        await r.post(BODY)
+        (salted, plain), _ = await r.records(2)
+        ids = np.array(PROMPT, np.uint32)
+        assert (salted.content_from, plain.content_from) == (0, 1)
+        for decision, salt in ((salted, "s"), (plain, None)):
+            made, read = described(KEY, ids, BLOCK, decision.content_from, None, salt), content_of(decision)
+            assert (read.namespace, read.first_token, read.prompt_tokens) == (made.namespace, made.first_token, len(ids))
+            assert read.fingerprints.tolist() == made.fingerprints.tolist()
+            assert read.chunks.tolist() == made.chunks.tolist()
+        assert salted.snippet is plain.snippet is None
+
+
+async def test_an_operator_may_leave_content_out_and_let_snippets_in():
+    async with fleet(1, record_content=False, record_snippets=True) as (r, _):
+        await r.post({"model": "tiny", "messages": [{"role": "user", "content": "x" * 300}]}, "/v1/chat/completions")
+        (d,), _ = await r.records()
+        assert (d.namespace, d.content_from, d.content, d.chunks, d.chunk_tokens, d.shared_tokens) == (None,) * 6
+        assert d.snippet == "x" * 200
 
 
 async def test_a_model_name_of_any_length_leaves_a_record_that_can_be_read():
@@ -393,6 +420,7 @@ async def test_an_engine_that_closes_before_the_first_byte_is_retried_elsewhere(
         assert (await r.post(BODY))[1]["x-warmwatch-worker"] == "kind"
         decisions, (o,) = await r.records()
         assert (decisions[-1].worker, [a.worker for a in decisions[-1].attempts], o.retries) == ("kind", ["rude"], 1)
+        assert {(d.content_from, d.shared_tokens, d.chunks is None) for d in decisions} == {(6, None, False)}
         assert r.nothing_in_flight()
 
 

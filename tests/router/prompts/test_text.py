@@ -1,6 +1,6 @@
 import pytest
 
-from router.prompts.text import PIECE_BYTES, PIECE_TOKENS, guessed_tokens, ids_chain, text_chain, text_of
+from router.prompts.text import PIECE_BYTES, PIECE_TOKENS, beginning_of, guessed_tokens, ids_chain, text_chain, text_of
 from schemas.block_hash import HashKey, hash_chain, root_hash
 
 KEY = HashKey(1, 2)
@@ -64,3 +64,20 @@ def test_a_body_without_a_prompt_has_no_text(body):
 
 def test_only_whole_pieces_are_named():
     assert [len(chain({"prompt": "p" * n})) for n in (0 + 1, PIECE_BYTES, 2 * PIECE_BYTES)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("body", "beginning"),
+    [
+        ({"messages": [{"role": "system", "content": "abcdef"}, {"role": "user", "content": "x"}]}, "abcd"),
+        ({"system": [{"type": "text", "text": "ab"}], "messages": [{"role": "user", "content": "x"}]}, "ab"),
+        ({"instructions": "", "input": "x"}, "x"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}, {"type": "text", "text": "x"}]}]}, "x"),
+        ({"prompt": ["abcdef", "x"]}, "abcd"),
+        ({"prompt": [1, 2, 3]}, None),
+        ({"messages": [None, {"content": {"content": {"content": {"content": {"content": "too deep"}}}}}]}, None),
+        ({}, None),
+    ],
+)
+def test_the_beginning_is_the_first_text_of_the_prompt(body, beginning):
+    assert beginning_of(body, 4) == beginning
