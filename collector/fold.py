@@ -13,7 +13,7 @@ Everything counted here is cumulative since the data folder was made; `counters`
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,11 @@ import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
 from collector.analytics.attributed import Attributed
-from collector.attribution.moments import Running, assign, tell
+from collector.attribution import told
+from collector.attribution.dispatch import Contents, Dispatch, Dispatches
+from collector.attribution.moments import TOLD, Running, assign, event_time_s, look
+from collector.attribution.times import Uses
+from collector.attribution.told import Costs, NoCosts
 from collector.join import Join, Place, Request, Taken
 from collector.kv_rows import kv_event_rows
 from collector.request_rows import attempt_rows, candidate_rows, request_row, shadow_rows
@@ -45,6 +49,7 @@ MAX_REASON = 500
 LATEST_S = 4_102_444_800.0  # the year 2100: a bridge time after it is a mistake
 AGREE_BUCKET_S, AGREE_BUCKETS = 10, 64
 MAX_KEYS = 100  # hash keys of routers remembered
+MAX_PREEMPTIONS = 256  # times between two readings of a worker in which it preempted somebody
 MAX_SKEW_S = 3600.0  # between an engine's clock and its bridge's, on the same node or near it
 
 
@@ -66,7 +71,10 @@ class Fold:
         outcome_wait_s: float = 900.0,
         decision_wait_s: float = 15.0,
         open_bytes: int = 512 << 20,
+        contents: Contents | None = None,
+        costs: Costs | None = None,
     ) -> None:
+        """contents: what of prompts was seen before; costs: what a prefill costs; None: nothing is known of either."""
         self.residency = residency
         self.join = Join()
         self.rollups = Rollups()
@@ -85,6 +93,11 @@ class Fold:
         """Start of 10 s (unix seconds) -> requests that ended then with a hit both told and reported, and those where the two differ."""
         self.told: list[Attributed] = []
         """Requests that were told since `take_told`, in order."""
+        self.uses = Uses()
+        self._costs = costs or NoCosts()
+        self._dispatches = Dispatches(residency, contents)
+        self._undispatched: dict[str, Request] = {}
+        self._preempted: dict[WorkerId, deque[tuple[float, float]]] = {}
         self._lateness_s = lateness_s
         self._tolerance_s = clock_tolerance_s
         self._outcome_wait_s = outcome_wait_s
@@ -140,6 +153,7 @@ class Fold:
             else:
                 self.join.outcome(value, place, record.timestamp / 1000)
             self.join.open[value.request_id].counted |= counted
+            self._changed(self.join.open[value.request_id], isinstance(value, Decision))
 
     def _each(self, part: Partition, records: Sequence[Record], model: type[BaseModel], use: Any, now_s: float) -> None:
         for record in records:
@@ -160,6 +174,7 @@ class Fold:
             self._rows.setdefault("candidates", []).extend(candidate_rows(d))
             self._rows.setdefault("shadows", []).extend(shadow_rows(d))
             self._rows.setdefault("attempts", []).extend(attempt_rows(d, told_attempts))
+            self._changed(self.join.open[d.request_id], decided=True)
             if d.key_id is not None:
                 self._router_key(d.pool, d.key_id, min(d.time_s, now_s), d.router)
         else:
@@ -177,6 +192,8 @@ class Fold:
         taken = self.join.outcome(o, at, record.timestamp / 1000)
         if taken is not Taken.NEW:
             self._not_new(taken, "outcome", o.request_id, at, record, now_s)
+        else:
+            self._changed(self.join.open[o.request_id], decided=False)
 
     def _not_new(self, taken: Taken, what: str, request_id: str, at: Place, record: Record, now_s: float) -> None:
         if taken is Taken.DUPLICATE:
@@ -195,6 +212,8 @@ class Fold:
         self.loads[who] = load
         self.loads_changed = True
         self.rollups.count_load(load, before)
+        if before is not None and (load.preemptions or 0) > (before.preemptions or 0):
+            self._preempted.setdefault(who, deque(maxlen=MAX_PREEMPTIONS)).append((before.time_s, load.time_s))
 
     def _change(self, c: Change, at: Place, record: Record, now_s: float) -> None:
         self._rows.setdefault("changes", []).append((micros(c.time_s), c.kind, c.text, c.author, c.pool, c.worker))
@@ -341,6 +360,7 @@ class Fold:
         A hit is told only after both its worker's events and other requests' decisions have passed its end: they may have older claims.
         That nothing more came is no news of a bridge that is gone: its word from after the end is waited for, else the hit stays untold.
         """
+        self._dispatch(min(kv_complete_s, requests_passed_s) - self._lateness_s)
         due: dict[tuple[str, str], list[Request]] = {}
         done: list[Request] = []
         for r in self.join.joined():
@@ -362,6 +382,7 @@ class Fold:
                 if any(self._watched_s(n) <= r.running.ended_s + self._lateness_s for n in asked):
                     if min(kv_complete_s, requests_complete_s) > known_s + self._decision_wait_s:
                         self.counters["untold"] += 1
+                        self._attribute(r, told.SILENT)
                         self._count(r)
                         done.append(r)
                 elif min(passed_s, requests_passed_s) > known_s + self._lateness_s:
@@ -380,7 +401,7 @@ class Fold:
         for r in self.join.beyond(self._open_bytes):
             self.counters["closed_early"] += 1
             self._count(r)
-            self._close(r)
+            self._close(r, told.CLOSED_EARLY)
 
     def heard_s(self, number: int) -> float:
         """Newest word of a worker's bridge, by the bridge's clock (unix seconds)."""
@@ -418,7 +439,68 @@ class Fold:
         o = r.outcome
         return r.running is not None and o is not None and o.error is None and o.status is not None and o.status < 400
 
+    # attribution
+
+    def _changed(self, r: Request, decided: bool) -> None:
+        """A half of the request is new."""
+        d = r.dispatch
+        if decided and r.decision is not None:
+            if d is not None and d.flight is not None:  # it was sent again
+                self._dispatches.flights.end(d.flight, r.decision.time_s, failed=True)
+            chain = np.empty(0, np.uint64) if r.running is None else r.running.chain
+            r.dispatch = Dispatch(r.decision, r.decision.time_s, r.first_s or r.decision.time_s, (), chain, r.content)
+            r.content = None
+            self._undispatched[r.request_id] = r
+        elif d is not None and d.flight is not None:
+            self._land(r)
+
+    def _land(self, r: Request) -> None:
+        if r.outcome is not None and r.dispatch is not None and r.dispatch.flight is not None:
+            self._dispatches.flights.end(r.dispatch.flight, r.outcome.time_s, failed=not told.has_prefilled(r))
+
+    def _dispatch(self, before_s: float) -> None:
+        """Looks at the decisions made before before_s (unix seconds)."""
+        ready = [r for r in self._undispatched.values() if r.dispatch is not None and r.dispatch.started_s < before_s]
+        if ready:
+            for r in ready:
+                assert r.dispatch is not None
+                del self._undispatched[r.request_id]
+                pool, worker = r.worker
+                numbers = self._ranks.get((pool or "", worker or ""), [])
+                r.dispatch.numbers = tuple(n for n in numbers if r.rank in (None, self.workers[n].rank))
+            ranks = [(w.pool, w.worker, w.rank) for w in self.workers]
+            self._dispatches.look([r.dispatch for r in ready if r.dispatch is not None], ranks)
+            for r in ready:
+                if r.dispatch is not None:
+                    r.dispatch.content = None
+                self._land(r)
+        if before_s < np.inf:
+            waiting = (r.dispatch.started_s for r in self._undispatched.values() if r.dispatch is not None)
+            self._dispatches.flights.forget(min(before_s, min(waiting, default=np.inf)))
+
+    def _attribute(self, r: Request, untold: str) -> None:
+        """untold: why events do not tell it."""
+        if r.loss is None and told.attributable(r):
+            r.loss = told.tell_untold(r, untold, self._costs)
+            self._keep_told(r)
+
+    def _keep_told(self, r: Request) -> None:
+        assert r.loss is not None
+        r.row = None
+        self.rollups.count_loss(r)
+        one = told.attributed(r, r.loss)
+        if one is not None:
+            self.told.append(one)
+            self.uses.touch(one)
+
+    def _preempted_while(self, number: int, r: Request) -> bool:
+        assert r.decision is not None and r.outcome is not None
+        spans = self._preempted.get(self.workers[number], ())
+        return any(since_s <= r.outcome.time_s and until_s >= r.decision.time_s for since_s, until_s in spans)
+
     def _tell(self, due: Mapping[tuple[str, str], list[Request]]) -> None:
+        newest_s = max(r.dispatch.started_s for some in due.values() for r in some if r.dispatch is not None)
+        self._dispatch(np.nextafter(newest_s, np.inf))
         by_worker: dict[tuple[str, str], list[Running]] = {}
         for r in self.join.open.values():
             key = r.worker[0] or "", r.worker[1] or ""
@@ -442,6 +524,10 @@ class Fold:
         for rank, numbers in asked.items():
             group = [q for q in running if rank_of[q.request_id] == rank]
             assign(self.residency, numbers, group, self._tolerance_s)
+            for q in group:
+                other = self.join.open.get(q.request_id)
+                if q.own is not None and other is not None and other.dispatch is not None and other.dispatch.flight is not None:
+                    self._dispatches.flights.prefilled(other.dispatch.flight, event_time_s(self.residency, q.own[1]))
         for q in sorted((r.running for r in requests if r.running is not None), key=lambda q: q.started_s):
             r = by_id[q.request_id]
             numbers = asked.get(r.rank, [])
@@ -450,21 +536,40 @@ class Fold:
             if not self._names_match(r, numbers):
                 self.counters["untold"] += 1
                 r.told = True
+                self._attribute(r, told.HASH_KEYS)
                 continue
-            hit = tell(self.residency, numbers, q)
+            clock = r.clock if len(numbers) == 1 else None
+            found = look(self.residency, numbers, q, clock)
+            hit = found.hit
             self.counters["told" if hit.blocks is not None else "untold"] += 1
             if hit.worker is not None:
                 r.rank = self.workers[hit.worker].rank
             if hit.blocks is not None and r.decision is not None and r.decision.block_size is not None:
                 r.event_hit_tokens = hit.blocks * r.decision.block_size
             r.told, r.row = True, None
+            if found.code == TOLD and hit.worker is not None and r.prompt_tokens is not None:
+                preempted = self._preempted_while(hit.worker, r)
+                r.loss = told.tell_told(r, found, clock is not None, self.residency, self.uses, self._costs, preempted)
+                self._keep_told(r)
+            elif found.code == TOLD:
+                self._attribute(r, told.NO_NAMES)
+            elif told.attributable(r):
+                r.loss = told.tell_untold_look(r, found, self._costs)
+                self._keep_told(r)
 
     def _count(self, r: Request) -> None:
         if not r.counted:
             self.rollups.count_request(r)
             r.counted = True
 
-    def _close(self, r: Request) -> None:
+    def _close(self, r: Request, why: str | None = None) -> None:
+        """why: events do not tell it."""
+        if why is None:
+            why = told.NO_DECISION if r.decision is None else told.NO_NAMES if r.running is None else told.NO_EVENTS
+        self._attribute(r, why)
+        self._undispatched.pop(r.request_id, None)
+        if r.dispatch is not None and r.dispatch.flight is not None and r.outcome is None:
+            self._dispatches.flights.end(r.dispatch.flight, max(r.written_s, r.dispatch.started_s), failed=True)
         self._rows.setdefault("requests", []).append(request_row(r, closed=True))
         self.join.close(r)
 

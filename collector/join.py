@@ -21,10 +21,16 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from collector.attribution.moments import Running
+from schemas.content import Content, content_of
 from schemas.requests import Candidate, Decision, Outcome, unpack_hashes
 from schemas.stream import Partition
+
+if TYPE_CHECKING:  # both read requests themselves
+    from collector.attribution.dispatch import Dispatch
+    from collector.attribution.told import Loss
 
 REMEMBERED = 200_000
 OPEN_BYTES, CANDIDATE_BYTES = 6_000, 1_200  # about what Python holds of an open request, and of each candidate of its decision
@@ -61,6 +67,14 @@ class Request:
     """In the rollups, apart from what events tell."""
     told: bool = False
     event_hit_tokens: int | None = None
+    content: Content | None = None
+    """What its decision tells of the prompt's content, until that is looked up."""
+    first_s: float | None = None
+    """Of its first decision, where there were several."""
+    dispatch: Dispatch | None = None
+    """What was true at its (last) decision."""
+    loss: Loss | None = None
+    """None: not attributed (yet)."""
     held_bytes: int = 0
     row: tuple[object, ...] | None = None
     """The published row, as long as nothing changes."""
@@ -83,6 +97,12 @@ class Request:
     def chosen(self) -> Candidate | None:
         """The chosen worker as the last decision saw it."""
         return None if self.decision is None else chosen_of(self.decision)
+
+    @property
+    def clock(self) -> tuple[int, int] | None:
+        """(epoch, seq) of the chosen worker's cache that the router's index had applied; None: not told."""
+        c = self.chosen
+        return None if c is None or c.epoch is None or c.seq is None else (c.epoch, c.seq)
 
     @property
     def predicted_tokens(self) -> int | None:
@@ -151,6 +171,7 @@ class Join:
             taken = Taken.SUPERSEDED
             request.chain_ends = request.running = None
         request.decision, request.decision_at, request.row = value, at, None
+        request.first_s = value.time_s if request.first_s is None else min(request.first_s, value.time_s)
         request.written_s = max(request.written_s, written_s, value.time_s)
         answered_by = None if request.outcome is None else request.outcome.rank
         request.rank = value.rank if answered_by is None else answered_by
@@ -221,7 +242,7 @@ class Join:
 
     def _weigh(self, r: Request) -> None:
         candidates = 0 if r.decision is None else len(r.decision.candidates)
-        now = OPEN_BYTES + CANDIDATE_BYTES * candidates + (0 if r.running is None else r.running.chain.nbytes)
+        now = OPEN_BYTES + CANDIDATE_BYTES * candidates + (0 if r.running is None else 2 * r.running.chain.nbytes)
         self.held_bytes += now - r.held_bytes
         r.held_bytes = now
 
@@ -236,7 +257,9 @@ class Join:
                 r.chain_ends = len(chain), int(chain[0]) if len(chain) else None, int(chain[-1]) if len(chain) else None
                 if d.block_size is not None:
                     r.running = Running(d.request_id, chain, 0, d.time_s)
-            r.decision = d.model_copy(update={"chain": None})  # long prompts in flight are held once, not as text as well
+            r.content = content_of(d)
+            bare = dict.fromkeys(("chain", "content", "chunks", "chunk_tokens"))
+            r.decision = d.model_copy(update=bare)  # long prompts in flight are held once, not as text as well
         if r.running is None:
             return
         tokens = r.prompt_tokens

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collector.attribution.told import NOT_ATTRIBUTED
 from collector.join import Request, predicted_tokens, went_to
 from collector.store.columns import micros
 from schemas.requests import Decision
-from schemas.tables.losses import LOSS_COLUMNS
 
 
 def request_row(r: Request, closed: bool) -> tuple[object, ...]:
@@ -76,7 +76,7 @@ def request_row(r: Request, closed: bool) -> tuple[object, ...]:
         o and o.response_bytes,
         closed and d is None and not r.undecided,
         closed and o is None,
-        *(None,) * len(LOSS_COLUMNS),
+        *(NOT_ATTRIBUTED if r.loss is None else r.loss.columns()),
     )
 
 

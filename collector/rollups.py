@@ -1,4 +1,4 @@
-"""Counts by worker and 10 s, and log-bucket latency histograms: what most questions need, in a size that does not grow with traffic.
+"""Counts by worker and 10 s, log-bucket latency histograms, tokens by cause: what most questions need, in a size independent of traffic.
 
 A bucket is *live* while it may still change and is written anew each second; after `bucket_close_s` it is closed into a segment. What
 comes later still opens a further row of the same bucket, so readers add rows up (and the gauges of a late row are NULL).
@@ -16,7 +16,9 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
+from collector import losses
 from collector.join import Request
+from collector.losses import Losses
 from collector.store.columns import from_rows
 from collector.store.publish import SCHEMAS
 from schemas.tables.published import BUCKET_S, LATENCY_10S, WORKER_10S, latency_bucket
@@ -42,7 +44,7 @@ LIVE_LATENCY_COLUMNS = ", ".join(f'"{c.name}" {c.type}' for c in LATENCY_10S.col
 LIVE_WORKER_SCHEMA = pa.schema([*SCHEMAS["worker_10s"], *(pa.field(f"{g}_n", pa.uint64()) for g in _GAUGES)])
 
 
-LIVE_COLUMNS = {"worker_10s": LIVE_WORKER_COLUMNS, "latency_10s": LIVE_LATENCY_COLUMNS}
+LIVE_COLUMNS = {"worker_10s": LIVE_WORKER_COLUMNS, "latency_10s": LIVE_LATENCY_COLUMNS, **losses.LIVE_COLUMNS}
 """Tables of 10 s buckets, with the columns that the state database keeps of their live rows."""
 
 
@@ -64,6 +66,7 @@ class Rollups:
         self.workers: dict[int, dict[Who, Bucket]] = {}
         """By bucket: its start in whole seconds."""
         self.latencies: dict[int, dict[LatencyKey, int]] = {}
+        self.losses = Losses()
         self.dirty: set[int] = set()
         """Buckets (start in seconds) that changed since the last `clean`."""
 
@@ -115,6 +118,19 @@ class Rollups:
         c["event_hit_tokens"] += r.event_hit_tokens
         c["event_mismatches"] += r.outcome.cached_tokens is not None and r.outcome.cached_tokens != r.event_hit_tokens
 
+    def count_loss(self, r: Request) -> None:
+        """What attribution says of a request, once."""
+        o, d, loss = r.outcome, r.decision, r.loss
+        if o is None or loss is None:
+            return
+        pool, worker = r.worker
+        self.at(o.time_s, pool, worker, r.rank)  # its bucket is a changed one
+        who = d or o
+        kind = pool, worker, r.rank, who.model, who.route, who.tenant
+        self.losses.count(bucket_of(o.time_s), kind, loss.causes.run_causes, loss.causes.run_tokens, loss.run_seconds)
+        if loss.ladder is not None:
+            self.losses.count_ladder(bucket_of(o.time_s), kind, None if d is None else d.policy, loss.ladder)
+
     def count_load(self, now: WorkerLoad, before: WorkerLoad | None) -> None:
         b = self.at(now.time_s, now.pool, now.worker, now.rank)
         for name in _GAUGES:
@@ -137,6 +153,7 @@ class Rollups:
         for start in buckets:
             self.workers.pop(start, None)
             self.latencies.pop(start, None)
+            self.losses.drop(start)
             self.dirty.discard(start)
 
     def worker_rows(self, bucket: int) -> pa.Table:
@@ -157,7 +174,7 @@ class Rollups:
 
     def rows(self, bucket: int) -> dict[str, pa.Table]:
         """Rows of one bucket by table, with the columns of `LIVE_COLUMNS`."""
-        return {"worker_10s": self.worker_rows(bucket), "latency_10s": self.latency_rows(bucket)}
+        return {"worker_10s": self.worker_rows(bucket), "latency_10s": self.latency_rows(bucket), **self.losses.rows(bucket)}
 
     def restore(self, live: Mapping[str, pa.Table]) -> None:
         """Takes over the live rows, by table, that the state database holds."""
@@ -172,6 +189,9 @@ class Rollups:
         for row in live["latency_10s"].to_pylist():
             key = row["pool"], row["worker"], row["rank"], row["route"], row["policy"], row["measure"], row["log_bucket"]
             self.latencies.setdefault(_seconds(row["bucket"]), {})[key] = row["n"]
+        for name in losses.LIVE_COLUMNS:
+            for row in live[name].to_pylist():
+                self.losses.restore(_seconds(row["bucket"]), name, row)
 
 
 def _seconds(naive_utc: datetime) -> int:

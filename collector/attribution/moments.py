@@ -25,16 +25,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numba
 import numpy as np
+import numpy.typing as npt
 
-from collector.residency import _CLEARED, _EPOCH, _REPLACED, _STORED, EXACT, MAX_GROUPS, Residency, count_of
+from collector.residency import _CLEARED, _EPOCH, _GAP, _REPLACED, _STORED, EXACT, MAX_GROUPS, Residency, count_of
 from schemas.block_hash import U64
 
 _FINAL, _DECODE = 0, 1
-_OK, _TOO_FAR, _UNTRUSTED = 0, 1, 2
+_OK, _TOO_FAR, _UNTRUSTED, _NO_RANK = range(4)
+TOLD, TOO_FAR, UNTRUSTED, NO_RANK = range(4)
+WHY = (
+    "",
+    "the ring of recent events no longer reaches back",
+    "the worker's events were not complete then",
+    "no event of this request, so its rank is unknown",
+)
+NOT_STORED = 0xFFFFFFFF
+"""Stands for a prior where the block was not stored since the moment."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +71,25 @@ class Hit:
     blocks: int | None
     worker: int | None
     why: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Look:
+    """What the worker's cache was at the moment of a request's prefill, and at the router's clock; arrays by block of the chain."""
+
+    hit: Hit
+    code: int
+    """TOLD; else nothing but hit.worker and moment_s is known."""
+    moment_s: float
+    """Of the own store; else of the first byte, else of the end (unix seconds)."""
+    selected: int | None = None
+    """Blocks of the longest prefix held at the router's clock; None: not known."""
+    resident: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    """1: held at the moment."""
+    prior: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    """History's word (see history.py) just before the block's first store since the moment, NOT_STORED where there was none."""
+    stored_s: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    """When that store was (unix seconds); NaN: none."""
 
 
 @numba.njit(cache=True)
@@ -156,10 +185,32 @@ def _first_after(ring, reach, last, time_s):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def _hit(  # type: ignore[no-untyped-def]
-    table, ring, ring_hashes, reach, last, instance, trust, owners, windowed, chain, before, until_s
-):
-    """Longest prefix of `chain` held just before ring event `before`. Returns (blocks, code)."""
+def _prefix(held, groups, columns, most):  # type: ignore[no-untyped-def]
+    """Blocks from the first on, at most `most`, that are held in each group, in any tier."""
+    for i in range(most):
+        for c in range(columns):
+            found = False
+            for d in range(columns):
+                if groups[d] == groups[c] and held[i, d] > 0:
+                    found = True
+            if not found:
+                return i
+        if columns == 0:
+            return i
+    return most
+
+
+@numba.njit(cache=True)
+def _look(  # type: ignore[no-untyped-def]
+    table, ring, ring_hashes, ring_prior, reach, last, instance, trust, epoch, owners, windowed, chain, most, before, until_s,
+    has_clock, clock_epoch, clock_seq, resident, prior, stored,
+):  # fmt: skip
+    """One walk back over the worker's events, from now to just before ring event `before` (the moment) and on to the router's clock.
+
+    Writes, by block of the chain: resident (1: held at the moment), prior and stored (of the earliest store since the moment: its
+    ring_prior, and the ring event; -1: none).
+    Returns (hit: longest prefix held at the moment, at most `most` blocks; code; selected: the same at the clock, -1: not known).
+    """
     n = len(chain)
     lows = np.empty(64, np.uint64)
     groups = np.empty(64, np.int64)
@@ -181,6 +232,10 @@ def _hit(  # type: ignore[no-untyped-def]
         position[at] = i
     held = np.zeros((n, max(columns, 1)), np.int64)
     fill = True
+    hit = np.int64(-1)
+    selected = np.int64(-1)
+    wants_clock = has_clock and epoch >= clock_epoch
+    behind = 0
     at = last
     while True:
         if fill:
@@ -189,50 +244,61 @@ def _hit(  # type: ignore[no-untyped-def]
                 for i in range(n):
                     held[i, c] = count_of(table, chain[i], owner)
             fill = False
-        if at < before:
-            break
-        if at < reach[0]:
-            return 0, _TOO_FAR
+        if at < before and hit < 0:
+            if trust != EXACT:
+                return np.int64(0), _UNTRUSTED, np.int64(-1)
+            for i in range(n):
+                resident[i] = _prefix(held[i : i + 1], groups, columns, 1)
+            hit = _prefix(held, groups, columns, most)
+        readable = at >= reach[0] and ring[at & (len(ring) - 1)]["start"] >= reach[1]
         e = ring[at & (len(ring) - 1)]
-        if e["start"] < reach[1]:
-            return 0, _TOO_FAR
         kind = e["kind"]
-        if e["time_s"] <= until_s and trust != EXACT:
-            return 0, _UNTRUSTED
+        if wants_clock and (epoch < clock_epoch or (epoch == clock_epoch and (at < 0 or (readable and _applied(e, clock_seq))))):
+            if trust == EXACT:
+                selected = _prefix(held, groups, columns, most)
+            wants_clock = False
+        if hit >= 0 and (not wants_clock or not readable or behind == MAX_BEHIND):
+            return hit, _OK, selected
+        if not readable:
+            return np.int64(0), _TOO_FAR, np.int64(-1)
+        behind += 1 if hit >= 0 else 0
+        if hit < 0 and e["time_s"] <= until_s and trust != EXACT:
+            return np.int64(0), _UNTRUSTED, np.int64(-1)
         trust = e["trust_before"]
         if kind in (_CLEARED, _EPOCH, _REPLACED):
             instance = e["instance"]
+            if kind == _EPOCH:
+                epoch = e["parent"]
             fill = True
         elif e["count"] > 0:
             low = np.uint64(e["tier"]) << np.uint64(8) | np.uint64(e["group"])
             for c in range(columns):
                 if lows[c] == low:
                     sign = -1 if kind == _STORED else 1
-                    for k in range(np.int64(e["count"])):
-                        h = ring_hashes[(e["start"] + k) & (len(ring_hashes) - 1)]
+                    for k in range(np.int64(e["count"]) - 1, -1, -1):
+                        h_at = (e["start"] + k) & (len(ring_hashes) - 1)
+                        h = ring_hashes[h_at]
                         p = np.int64(h & np.uint64(slots - 1))
                         while position[p] >= 0:
-                            if chain[position[p]] == h:
-                                held[position[p], c] += sign
+                            i = position[p]
+                            if chain[i] == h:
+                                held[i, c] += sign
+                                if kind == _STORED and hit < 0:
+                                    prior[i] = ring_prior[h_at]
+                                    stored[i] = at
                                 break
                             p = (p + 1) & (slots - 1)
         at = e["prev"]
-    if trust != EXACT:
-        return 0, _UNTRUSTED
-    for i in range(n):
-        for c in range(columns):
-            found = False
-            for d in range(columns):
-                if groups[d] == groups[c] and held[i, d] > 0:
-                    found = True
-            if not found:
-                return i, _OK
-        if columns == 0:
-            return i, _OK
-    return n, _OK
 
 
-_WHY = {_OK: "", _TOO_FAR: "the ring of recent events no longer reaches back", _UNTRUSTED: "the worker's events were not complete then"}
+@numba.njit(cache=True)
+def _applied(e, clock_seq):  # type: ignore[no-untyped-def]
+    """Whether an index at this sequence of the event's epoch had applied it. The first event of an epoch is in all its clocks."""
+    return e["kind"] == _EPOCH or (e["kind"] != _GAP and e["seq"] <= clock_seq)
+
+
+MAX_BEHIND = 1 << 16
+"""Events below the moment that are walked for the router's clock; an index further behind is not looked up."""
 MAX_MATCHES = 1 << 16
 
 
@@ -284,35 +350,70 @@ def assign(state: Residency, ranks: Sequence[int], running: Iterable[Running], t
                     break
 
 
-def tell(state: Residency, ranks: Sequence[int], request: Running) -> Hit:
-    """The hit of a request that has ended, after `assign`. Blocks of at most `hit_blocks_max`."""
+def look(state: Residency, ranks: Sequence[int], request: Running, clock: tuple[int, int] | None = None) -> Look:
+    """What a request found that has ended, after `assign`. Hits count at most `hit_blocks_max` blocks.
+
+    clock: (epoch, seq) of the router's index for the rank that is found.
+    """
     if request.ended_s is None:
         raise ValueError(f"request {request.request_id} has not ended")
     if not len(request.chain):
-        return Hit(0, None, "")
+        return Look(Hit(0, None, ""), TOLD, moment_s=_byte_s(request))
     reach = state.reach()
+    e_mask = len(state.ring) - 1
     if request.own is not None:
         number, at = request.own
         if at < reach[0]:
-            return Hit(None, number, _WHY[_TOO_FAR])
-        first = len(request.chain) - int(state.ring[at & (len(state.ring) - 1)]["count"])
+            return _untold(TOO_FAR, number, request)
+        first = len(request.chain) - int(state.ring[at & e_mask]["count"])
         before = int(_chunks(state.ring, state.ring_hashes, reach, at, request.chain, first, request.started_s))
-        until_s = -np.inf
+        until_s, moment_s = -np.inf, float(state.ring[before & e_mask]["time_s"])
     elif request.decode is not None:
         number, before = request.decode
-        until_s = request.ended_s
+        if before < reach[0]:
+            return _untold(TOO_FAR, number, request)
+        until_s, moment_s = request.ended_s, _byte_s(request)
     elif len(ranks) == 1:
         number = ranks[0]
-        moment_s = request.ended_s if request.first_byte_s is None else request.first_byte_s
+        moment_s = _byte_s(request)
         before = int(_first_after(state.ring, reach, state.workers[number]["last"], moment_s))
         until_s = request.ended_s
     else:
-        return Hit(None, None, "no event of this request, so its rank is unknown")
+        return _untold(NO_RANK, None, request)
     w = state.workers[number]
     if not _covers(state.ring, reach, w["last"], request.started_s):
-        return Hit(None, number, _WHY[_TOO_FAR])  # an own store may have been forgotten
-    blocks, code = _hit(
-        state.table, state.ring, state.ring_hashes, reach, w["last"], w["instance"], w["trust"],
-        w["owners"], w["windowed"], request.chain[: request.hit_blocks_max], before, until_s,
+        return _untold(TOO_FAR, number, request)  # an own store may have been forgotten
+    n = len(request.chain)
+    resident, prior, stored = np.zeros(n, np.uint8), np.zeros(n, np.uint32), np.full(n, -1, np.int64)
+    epoch, seq = (0, 0) if clock is None else clock
+    blocks, code, selected = _look(
+        state.table, state.ring, state.ring_hashes, state.ring_prior, reach, w["last"], w["instance"], w["trust"], w["epoch"],
+        w["owners"], w["windowed"], request.chain, min(n, request.hit_blocks_max), before, until_s,
+        clock is not None, np.uint64(epoch), np.uint64(seq), resident, prior, stored,
     )  # fmt: skip
-    return Hit(int(blocks) if code == _OK else None, number, _WHY[code])
+    if code != TOLD:
+        return _untold(int(code), number, request)
+    prior[stored < 0] = NOT_STORED
+    stored_s = np.where(stored >= 0, state.ring["time_s"][stored & e_mask], np.nan)
+    return Look(
+        Hit(int(blocks), number, ""), TOLD, moment_s, None if selected < 0 else int(selected), resident, prior, stored_s,
+    )  # fmt: skip
+
+
+def tell(state: Residency, ranks: Sequence[int], request: Running) -> Hit:
+    """The hit alone."""
+    return look(state, ranks, request).hit
+
+
+def event_time_s(state: Residency, event: int) -> float:
+    """Of a ring event that can still be read (unix seconds)."""
+    return float(state.ring["time_s"][event & (len(state.ring) - 1)])
+
+
+def _byte_s(request: Running) -> float:
+    assert request.ended_s is not None
+    return request.ended_s if request.first_byte_s is None else request.first_byte_s
+
+
+def _untold(code: int, number: int | None, request: Running) -> Look:
+    return Look(Hit(None, number, WHY[code]), code, _byte_s(request))
