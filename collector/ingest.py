@@ -146,7 +146,7 @@ class Collector:
     def _new_fold(self) -> tuple[Fold, Analyses]:
         s = self.settings
         fold = Fold(
-            Residency(s.recent_events, s.recent_hashes),
+            Residency(s.recent_events, s.recent_hashes, ghosts=s.ghost_blocks, seen=s.seen_blocks, filtered=s.filter_blocks),
             lateness_s=s.lateness_s,
             clock_tolerance_s=s.clock_tolerance_s,
             outcome_wait_s=s.outcome_wait_s,

@@ -1,9 +1,9 @@
 """Who holds which block: the exact content of every worker's cache, told from its KV events, and how to look a little back in time.
 
-    table   open addressing, linear probing, backward-shift deletion; one slot is 16 bytes, so one read from memory:
-            hash u64 | owner u32 = instance << 10 | tier << 8 | group | count u32 (physical copies; 0: the slot is free)
+    table   (block, owner = instance, tier, group) -> physical copies: slots.py
     ring    the last events of the whole fleet; each points at the previous one of its worker, so that one worker's events can be
             walked backwards without a log per worker. Removals that found nothing are not in it: undoing the ring undoes the table.
+            Beside each stored hash stands its prior: what had become of the block before (attribution/history.py).
 
         events  ... e7(w1) e8(w2) e9(w1) e10(w2) | head       prev: e10 -> e8, e9 -> e7
         hashes  ... [e7][e8......][e9][e10...]   | head       event k owns hashes[start, start + count)
@@ -37,6 +37,30 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from collector.attribution.history import (
+    CLEARED,
+    EVICTED,
+    MAX_WORKERS,
+    PRIOR_UNKNOWN,
+    TICKS_PER_S,
+    Memory,
+    end_life,
+    evers_now,
+    fates_now,
+    load_memory,
+    make_memory,
+    note_all_seen,
+    note_removal,
+    note_seen,
+    note_store,
+    save_memory,
+    ticks_of,
+    touch_ghosts,
+    touch_history,
+)
+from collector.attribution.history import MAX_GROUPS as MAX_GROUPS
+from collector.slots import add, kept, rebuild, take, touch
+from collector.slots import count_of as count_of
 from schemas.kv_events import COMPLETE, ENGINE_RESTARTED, FIRST, LAST, WINDOWED, Kind, Unpacked
 from schemas.workers import Trust
 
@@ -61,14 +85,12 @@ REASONS = (
 )
 _NONE, _UNSEEN, _LATE_START, _INCOMPLETE, _LOST, _JUMP, _NAMELESS, _STREAM_LOSS = range(8)
 
-MAX_GROUPS = 16  # groups above are counted together with the last one
 INSTANCES = 1 << 22
 MAX_LOST = 1 << 32  # batches that one mark or jump can tell of: no sum of them leaves 64 bits
 MAX_BUCKETS = 4096  # 10 s each, of one slice
 MAX_CELLS = 1 << 20  # workers times buckets of one slice
 LOAD = 0.7
 SEEN = 64  # records at one clock that are told from their repetition
-_COUNT = np.uint64(0xFFFFFFFF)
 
 WORKER = np.dtype(
     [
@@ -103,112 +125,6 @@ class Tally:
 
 
 @numba.njit(cache=True, inline="always")
-def _home(h, owner, mask):  # type: ignore[no-untyped-def]
-    x = h ^ (np.uint64(owner) * np.uint64(0x9E3779B97F4A7C15))
-    x ^= x >> np.uint64(32)
-    x *= np.uint64(0xD6E8FEB86659FD93)
-    x ^= x >> np.uint64(29)
-    return np.int64(x & mask)
-
-
-# The probe stands three times below: with one shared `_find` the whole collector came to 2.0 instead of 2.4 M block events a second and
-# core (bench_ingest, 64 blocks a record; one run each, so some of it may be noise).
-@numba.njit(cache=True)
-def count_of(table, h, owner):  # type: ignore[no-untyped-def]
-    """Copies of block `h` that `owner` holds."""
-    mask = np.int64(len(table) - 1)
-    i = _home(h, owner, np.uint64(mask))
-    while True:
-        rest = table[i, 1]
-        if rest == 0:
-            return np.int64(0)
-        if table[i, 0] == h and rest >> np.uint64(32) == owner:
-            return np.int64(rest & _COUNT)
-        i = (i + 1) & mask
-
-
-@numba.njit(cache=True)
-def _add(table, h, owner, copies):  # type: ignore[no-untyped-def]
-    """Adds copies; returns the count before. The table must have room."""
-    mask = np.int64(len(table) - 1)
-    i = _home(h, owner, np.uint64(mask))
-    while True:
-        rest = table[i, 1]
-        if rest == 0:
-            table[i, 0] = h
-            table[i, 1] = np.uint64(owner) << np.uint64(32) | np.uint64(copies)
-            return np.int64(0)
-        if table[i, 0] == h and rest >> np.uint64(32) == owner:
-            table[i, 1] = rest + np.uint64(copies)
-            return np.int64(rest & _COUNT)
-        i = (i + 1) & mask
-
-
-@numba.njit(cache=True)
-def _take(table, h, owner):  # type: ignore[no-untyped-def]
-    """Takes one copy away; returns the count before (0: not held, nothing changed)."""
-    mask = np.int64(len(table) - 1)
-    i = _home(h, owner, np.uint64(mask))
-    while True:
-        rest = table[i, 1]
-        if rest == 0:
-            return np.int64(0)
-        if table[i, 0] == h and rest >> np.uint64(32) == owner:
-            break
-        i = (i + 1) & mask
-    before = np.int64(rest & _COUNT)
-    if before > 1:
-        table[i, 1] = rest - np.uint64(1)
-        return before
-    hole = i
-    j = (i + 1) & mask
-    while table[j, 1] != 0:
-        home = _home(table[j, 0], table[j, 1] >> np.uint64(32), np.uint64(mask))
-        if ((j - home) & mask) >= ((j - hole) & mask):
-            table[hole, 0] = table[j, 0]
-            table[hole, 1] = table[j, 1]
-            hole = j
-        j = (j + 1) & mask
-    table[hole, 1] = np.uint64(0)
-    return before
-
-
-@numba.njit(cache=True)
-def _touch(table, hashes, lo, hi, owner):  # type: ignore[no-untyped-def]
-    """Reads the home slots of hashes[lo:hi]: independent reads overlap in the memory system, the walks that follow find them cached."""
-    mask = np.uint64(len(table) - 1)
-    seen = np.uint64(0)
-    for i in range(lo, hi):
-        seen |= table[_home(hashes[i], owner, mask), 1]
-    return seen
-
-
-@numba.njit(cache=True)
-def _rebuild(table, keep, fresh):  # type: ignore[no-untyped-def]
-    n = 0
-    for i in range(len(table)):
-        rest = table[i, 1]
-        if rest != 0 and keep[rest >> np.uint64(42)]:
-            _add(fresh, table[i, 0], rest >> np.uint64(32), np.int64(rest & _COUNT))
-            n += 1
-    return n
-
-
-@numba.njit(cache=True)
-def _kept(table, keep, out):  # type: ignore[no-untyped-def]
-    """Counts the entries to keep; copies them to `out` as far as it has room."""
-    n = 0
-    for i in range(len(table)):
-        rest = table[i, 1]
-        if rest != 0 and keep[rest >> np.uint64(42)]:
-            if n < len(out):
-                out[n, 0] = table[i, 0]
-                out[n, 1] = rest
-            n += 1
-    return n
-
-
-@numba.njit(cache=True, inline="always")
 def _push(ring, heads, w, kind, tier, group, trust, seq, time_s, parent, instance):  # type: ignore[no-untyped-def]
     at = heads[0] & (len(ring) - 1)
     e = ring[at]
@@ -230,14 +146,17 @@ def _push(ring, heads, w, kind, tier, group, trust, seq, time_s, parent, instanc
 
 
 @numba.njit(cache=True)
-def _fresh(w, ring, heads, ids, used, retired, kind, seq, time_s):  # type: ignore[no-untyped-def]
+def _fresh(workers, wi, table, memory, ring, heads, ids, used, retired, kind, seq, time_s):  # type: ignore[no-untyped-def]
     """Gives the worker an empty instance; the ring remembers the old one."""
-    _push(ring, heads, w, kind, 0, 0, w["trust"], seq, time_s, np.uint64(0), w["instance"])
-    retired[w["instance"]] = heads[0] - 1
+    w = workers[wi]
+    _push(ring, heads, w, kind, 0, 0, w["trust"], seq, time_s, np.uint64(w["epoch"]), w["instance"])  # parent: the epoch that it ends
+    old, blocks = w["instance"], w["distinct"]
+    retired[old] = heads[0] - 1
     w["instance"] = ids[used]
     retired[ids[used]] = -1
     w["resident"] = 0
     w["distinct"] = 0
+    end_life(memory, table, workers, np.int64(wi), old, blocks, time_s)
     return used + 1
 
 
@@ -283,7 +202,7 @@ def _is_new(seen, at_clock, name):  # type: ignore[no-untyped-def]
 @numba.njit(cache=True)
 def _apply(  # type: ignore[no-untyped-def]
     lo, hi, record_worker, epochs, first_seqs, last_seqs, bridge_times, event_end, hash_end, ok, events, event_hashes,
-    workers, seen_records, table, used_slots, ring, ring_hashes, heads, ids, used, retired, first_bucket, tally,
+    workers, seen_records, table, used_slots, ring, ring_hashes, ring_prior, heads, ids, used, retired, memory, first_bucket, tally,
 ):  # fmt: skip
     """Applies records lo..hi. Returns (ids used, slots used, noise). used_slots counts entries of forgotten instances, too."""
     h_mask = len(ring_hashes) - 1
@@ -307,7 +226,7 @@ def _apply(  # type: ignore[no-untyped-def]
         marked = e_from < event_end[r] and events[e_from]["kind"] == _EPOCH
         if (not w["started"] or epoch > w["epoch"]) and not marked:
             # A life of this cache whose start was not seen.
-            used = _fresh(w, ring, heads, ids, used, retired, _EPOCH, first_seqs[r], bridge_s)
+            used = _fresh(workers, wi, table, memory, ring, heads, ids, used, retired, _EPOCH, first_seqs[r], bridge_s)
             w["trust"] = DEGRADED
             w["reason"] = _LATE_START
             w["epoch_at_s"] = bridge_s
@@ -346,6 +265,7 @@ def _apply(  # type: ignore[no-untyped-def]
                 group = np.uint16(MAX_GROUPS - 1)
             tier = e["tier"] & 3
             low = np.uint64(tier) << np.uint64(8) | np.uint64(group)
+            who = np.uint64(wi)
             if kind == _STORED:
                 owner = np.uint64(w["instance"]) << np.uint64(10) | low
                 bit = np.uint64(1) << np.uint64(tier * MAX_GROUPS + group)
@@ -355,13 +275,17 @@ def _apply(  # type: ignore[no-untyped-def]
                 if e["block_size"] != 0:
                     w["block_size"] = e["block_size"]
                 at = _push(ring, heads, w, kind, tier, group, w["trust"], seq, time_s, e["parent"], w["instance"])
-                seen |= _touch(table, event_hashes, h_at, h_at + count, owner)
+                seen |= touch(table, event_hashes, h_at, h_at + count, owner)
+                seen |= touch_history(memory, event_hashes, h_at, h_at + count, who)
+                ticks = ticks_of(time_s)
                 for i in range(h_at, h_at + count):
                     h = event_hashes[i]
-                    if _add(table, h, owner, 1) == 0:
+                    before = add(table, h, owner, 1)
+                    if before == 0:
                         w["distinct"] += 1
                         used_slots += 1
                     ring_hashes[heads[1] & h_mask] = h
+                    ring_prior[heads[1] & h_mask] = note_store(memory, table, retired, who, w["instance"], w["owners"], h, before, ticks)
                     heads[1] += 1
                 ring[at]["count"] = count
                 w["resident"] += count
@@ -372,31 +296,35 @@ def _apply(  # type: ignore[no-untyped-def]
                 owner = np.uint64(w["instance"]) << np.uint64(10) | low
                 at = _push(ring, heads, w, kind, tier, group, w["trust"], seq, time_s, e["parent"], w["instance"])
                 n = 0
-                seen |= _touch(table, event_hashes, h_at, h_at + count, owner)
+                seen |= touch(table, event_hashes, h_at, h_at + count, owner)
+                seen |= touch_ghosts(memory, event_hashes, h_at, h_at + count, who)
+                ticks = ticks_of(time_s)
                 for i in range(h_at, h_at + count):
                     h = event_hashes[i]
-                    before = _take(table, h, owner)
+                    before = take(table, h, owner)
                     if before == 0:
                         w["unknown_removals"] += 1
                         continue
                     if before == 1:
                         w["distinct"] -= 1
                         used_slots -= 1
+                        note_removal(memory, table, who, w["owners"], h, ticks)
                     ring_hashes[heads[1] & h_mask] = h
+                    ring_prior[heads[1] & h_mask] = 0
                     heads[1] += 1
                     n += 1
                 ring[at]["count"] = n
                 w["resident"] -= n
                 t[REMOVED_BLOCKS] += count
             elif kind == _CLEARED:
-                used = _fresh(w, ring, heads, ids, used, retired, kind, seq, time_s)
+                used = _fresh(workers, wi, table, memory, ring, heads, ids, used, retired, kind, seq, time_s)
                 w["trust"] = EXACT
                 w["reason"] = _NONE
                 w["clears"] += 1
                 t[CLEARS] += 1
             elif kind == _EPOCH:
                 again = w["started"] and epoch == w["epoch"]
-                used = _fresh(w, ring, heads, ids, used, retired, kind, seq, time_s)
+                used = _fresh(workers, wi, table, memory, ring, heads, ids, used, retired, kind, seq, time_s)
                 if w["started"] and not again and e["flags"] & ENGINE_RESTARTED:
                     w["restarts"] += 1
                 if w["snapshot"] != 0:
@@ -441,10 +369,11 @@ def _apply(  # type: ignore[no-untyped-def]
                             w["windowed"] |= np.uint64(1) << np.uint64(group)
                     for i in range(h_at, h_at + count):
                         h = event_hashes[i]
-                        before = _add(table, h, theirs, 1)
+                        before = add(table, h, theirs, 1)
                         if before == 0:
                             w["snap_distinct"] += 1
                             used_slots += 1
+                            note_seen(memory, table, retired, h)
                         if count_of(table, h, mine) > before:
                             w["snap_matched"] += 1
                     w["snap_resident"] += count
@@ -455,12 +384,13 @@ def _apply(  # type: ignore[no-untyped-def]
                         if w["trust"] == EXACT:
                             w["mismatches"] += off
                         if (complete or w["trust"] != EXACT) and off != 0:
-                            old = w["instance"]
+                            old, blocks = w["instance"], w["distinct"]
                             _push(ring, heads, w, _REPLACED, 0, 0, w["trust"], seq, time_s, np.uint64(0), old)
                             retired[old] = heads[0] - 1
                             w["instance"] = w["snapshot"]
                             w["resident"] = w["snap_resident"]
                             w["distinct"] = w["snap_distinct"]
+                            end_life(memory, table, workers, np.int64(wi), old, blocks, time_s)
                             if w["resident"] > w["peak"]:
                                 w["peak"] = w["resident"]
                         else:
@@ -483,10 +413,21 @@ def _apply(  # type: ignore[no-untyped-def]
 class Residency:
     """The state of all workers. Workers are small numbers handed out by `worker`.
 
-    recent_events, recent_hashes: how far back the fleet's events can be walked; both powers of two, 56 and 8 bytes each.
+    recent_events, recent_hashes: how far back the fleet's events can be walked; both powers of two, 56 and 12 bytes each.
+    ghosts, seen: blocks whose past is known exactly, 27 and 13 bytes each; filtered: keys of each generation of the two filters for what
+    is older, 3 bytes each in a filter (see attribution/history.py).
     """
 
-    def __init__(self, recent_events: int = 1 << 20, recent_hashes: int = 1 << 24, slots: int = 1 << 16) -> None:
+    def __init__(
+        self,
+        recent_events: int = 1 << 20,
+        recent_hashes: int = 1 << 24,
+        slots: int = 1 << 16,
+        *,
+        ghosts: int = 2_500_000,
+        seen: int = 2_500_000,
+        filtered: int = 20_000_000,
+    ) -> None:
         for name, value in (("recent_events", recent_events), ("recent_hashes", recent_hashes), ("slots", slots)):
             if value < 2 or value & (value - 1):
                 raise ValueError(f"{name}={value} must be a power of two")
@@ -497,16 +438,24 @@ class Residency:
         self.used_slots = 0
         self.ring: npt.NDArray[np.void] = np.zeros(recent_events, EVENT)
         self.ring_hashes = np.zeros(recent_hashes, np.uint64)
+        self.ring_prior = np.zeros(recent_hashes, np.uint32)
         self.heads = np.zeros(2, np.int64)  # next event, next hash: both count up for ever
         # instance -> ring event that retired it; -1: current; -2: free, or nobody will read it again. Instance 0 is nobody's.
         # Zeros, since pages that are never touched cost nothing: what lies above `_next_instance` is not read.
         self.retired = np.zeros(INSTANCES, np.int64)
         self._next_instance = 1
         self._free: list[int] = []
+        self.memory: Memory = make_memory(ghosts, seen, filtered, len(self.workers), INSTANCES)
 
     def worker(self) -> int:
         """Registers a worker of which nothing is known."""
+        if self.count == MAX_WORKERS:
+            raise OverflowError(f"more than {MAX_WORKERS} workers")
         if self.count == len(self.workers):
+            lives, lives_n = self.memory.lives, self.memory.lives_n
+            self.memory = self.memory._replace(
+                lives=np.concatenate([lives, np.zeros_like(lives)]), lives_n=np.concatenate([lives_n, np.zeros_like(lives_n)])
+            )
             self.workers = np.concatenate([self.workers, np.zeros(len(self.workers), WORKER)])
             self.seen = np.concatenate([self.seen, np.zeros_like(self.seen)])
         w = self.workers[self.count]
@@ -547,7 +496,7 @@ class Residency:
             used, self.used_slots, _ = _apply(
                 lo, hi, record_worker, batch.epoch, batch.first_seq, batch.last_seq, batch.bridge_time_s, batch.event_end,
                 batch.hash_end, batch.ok, batch.events, batch.hashes, self.workers, self.seen, self.table, self.used_slots,
-                self.ring, self.ring_hashes, self.heads, ids, 0, self.retired, first, tally.counts,
+                self.ring, self.ring_hashes, self.ring_prior, self.heads, ids, 0, self.retired, self.memory, first, tally.counts,
             )  # fmt: skip
             self._next_or_pop(used)
             lo = hi
@@ -568,19 +517,30 @@ class Residency:
 
     def fate(self, worker: int, block: int) -> tuple[int, float | None]:
         """(fate, unix seconds since when it is gone) of a block on a worker, as of now; None: not gone, or long ago and not known."""
-        raise NotImplementedError
+        fates, since = self._fates(worker, np.array([block], np.uint64))
+        return int(fates[0]), int(since[0]) / TICKS_PER_S if since[0] >= 0 else None
 
     def fates(self, worker: int, blocks: npt.NDArray[np.uint64], now_s: float) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
         """(fate u8, gone_s f32) of blocks on a worker as of now; gone_s inf: long, not known; NaN: not lost."""
-        raise NotImplementedError
+        fates, since = self._fates(worker, blocks)
+        gone = np.where(since >= 0, np.maximum(now_s - since / TICKS_PER_S, 0.0), np.inf)
+        gone[(fates != EVICTED) & (fates != CLEARED)] = np.nan
+        return fates, gone.astype(np.float32)
+
+    def _fates(self, worker: int, blocks: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint8], I64]:
+        fates, since = np.empty(len(blocks), np.uint8), np.empty(len(blocks), np.int64)
+        fates_now(self.memory, self.table, self.workers, worker, blocks, fates, since)
+        return fates, since
 
     def ever(self, block: int) -> bool:
         """Some worker stored it at some time, as far as memory goes."""
-        raise NotImplementedError
+        return bool(self.evers(np.array([block], np.uint64))[0])
 
     def evers(self, blocks: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """`ever` of each block."""
-        raise NotImplementedError
+        out = np.empty(len(blocks), np.bool_)
+        evers_now(self.memory, blocks, out)
+        return out
 
     def trust(self, worker: int) -> tuple[Trust, str]:
         """The worker's trust and, when it is not exact, why."""
@@ -588,8 +548,8 @@ class Residency:
         return _TRUST[int(w["trust"])], REASONS[int(w["reason"])]
 
     def held_bytes(self) -> int:
-        """Memory of the table and the ring."""
-        return sum(a.nbytes for a in (self.table, self.ring, self.ring_hashes, self.workers))
+        """Memory of the table, the ring and what is known of the past."""
+        return sum(a.nbytes for a in (self.table, self.ring, self.ring_hashes, self.ring_prior, self.workers, *self.memory))
 
     def save(self, ring_from_s: float = -np.inf) -> dict[str, npt.NDArray[Any]]:
         """Copies of all that `load` needs. The ring is cut to the events at or after ring_from_s (unix seconds)."""
@@ -600,19 +560,25 @@ class Residency:
         cut = int(wanted[0]) if len(wanted) else len(held)
         h_low = int(held["start"][cut]) if cut < len(held) else h_head
         entries = np.empty((self.used_slots, 2), np.uint64)
-        n = int(_kept(self.table, self._keep(), entries))
+        n = int(kept(self.table, self._keep(), entries))
         return {
             "workers": self.workers[: self.count].copy(),
             "seen": self.seen[: self.count].copy(),
             "entries": entries[:n],
             "ring": held[cut:],
             "ring_hashes": _ring_slice(self.ring_hashes, h_low, h_head),
+            "ring_prior": _ring_slice(self.ring_prior, h_low, h_head),
             "heads": np.array([e_head, h_head, self._next_instance], np.int64),
             "retired": self.retired[: self._next_instance].copy(),
+            **save_memory(self.memory, self.count),
         }
 
     def load(self, saved: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Takes over a saved state. The ring may have another size now: what does not fit is forgotten, oldest first."""
+        """Takes over a saved state. The ring may have another size now: what does not fit is forgotten, oldest first.
+
+        A checkpoint of an earlier version knows nothing of the past: priors of its ring are UNKNOWN, what its workers hold counts as seen,
+        and what they had lost before counts as never there.
+        """
         self.count = len(saved["workers"])
         self.workers = np.zeros(max(16, 1 << (self.count - 1).bit_length()), WORKER)
         self.workers[: self.count] = saved["workers"]
@@ -622,14 +588,23 @@ class Residency:
         while len(saved["entries"]) > slots * LOAD:
             slots *= 2
         self.table = np.zeros((slots, 2), np.uint64)
-        self.used_slots = int(_rebuild(saved["entries"], np.ones(INSTANCES, np.bool_), self.table))
+        self.used_slots = int(rebuild(saved["entries"], np.ones(INSTANCES, np.bool_), self.table))
         e_head, h_head, self._next_instance = (int(x) for x in saved["heads"])
         self.retired[: self._next_instance] = saved["retired"]
         events, blocks = saved["ring"][-len(self.ring) :], saved["ring_hashes"][-len(self.ring_hashes) :]
         self.ring[np.arange(e_head - len(events), e_head) & (len(self.ring) - 1)] = events
         self.ring_hashes[np.arange(h_head - len(blocks), h_head) & (len(self.ring_hashes) - 1)] = blocks
+        prior = saved.get("ring_prior", np.full(len(blocks), PRIOR_UNKNOWN, np.uint32))[-len(self.ring_prior) :]
+        self.ring_prior[np.arange(h_head - len(blocks), h_head) & (len(self.ring_prior) - 1)] = prior
         self.heads[:] = e_head, h_head
         self.ring_floor = e_head - len(events), h_head - len(blocks)
+        if "history_meta" in saved:
+            self.memory = load_memory(self.memory, saved, len(self.workers))
+        else:
+            lives = np.zeros((len(self.workers), *self.memory.lives.shape[1:]), self.memory.lives.dtype)
+            self.memory = self.memory._replace(lives=lives, lives_n=np.zeros(len(self.workers), np.int64))
+            held = saved["entries"][self.retired[saved["entries"][:, 1] >> np.uint64(42)] == -1, 0]
+            note_all_seen(self.memory, self.table, self.retired, np.concatenate([held, blocks]))
 
     ring_floor: tuple[int, int] = (0, 0)
     """(event, hash) below which the ring holds nothing, after `load`."""
@@ -645,10 +620,10 @@ class Residency:
         )
 
     def _keep(self) -> npt.NDArray[np.bool_]:
-        """Instances whose entries may still be read: current ones, and those whose end the ring reaches."""
+        """Instances whose entries may still be read: current ones, those whose end the ring reaches, and remembered lives."""
         keep = np.zeros(INSTANCES, np.bool_)
         retired = self.retired[: self._next_instance]
-        keep[: self._next_instance] = (retired == -1) | (retired >= self.reach()[0])
+        keep[: self._next_instance] = (retired == -1) | (retired >= self.reach()[0]) | (self.memory.life_of[: self._next_instance] != 0)
         return keep
 
     def _make_room(self, adds: int) -> None:
@@ -659,11 +634,11 @@ class Residency:
         """Drops what nobody will read any more, and grows if that is not enough."""
         slots = len(self.table)
         keep = self._keep()
-        kept = int(_kept(self.table, keep, self.table[:0]))
-        while kept + adds > slots * LOAD:
+        needed = int(kept(self.table, keep, self.table[:0])) + adds
+        while needed > slots * LOAD:
             slots *= 2
         fresh = np.zeros((slots, 2), np.uint64)
-        self.used_slots = int(_rebuild(self.table, keep, fresh))
+        self.used_slots = int(rebuild(self.table, keep, fresh))
         self.table = fresh
         gone = np.flatnonzero(~keep[1 : self._next_instance]) + 1
         self.retired[gone] = -2

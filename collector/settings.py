@@ -50,7 +50,23 @@ class CollectorSettings(Settings):
         512 << 20, ge=1 << 20, description="memory for requests in flight or not told yet, beyond which the oldest are closed as they are"
     )
     recent_events: int = Field(1 << 20, description="ring of recent KV events for attribution; a power of two, 56 bytes each")
-    recent_hashes: int = Field(1 << 24, description="ring of their block hashes; a power of two, 8 bytes each")
+    recent_hashes: int = Field(1 << 24, description="ring of their block hashes; a power of two, 12 bytes each")
+    ghost_blocks: int = Field(
+        2_500_000,
+        ge=2,
+        le=1 << 30,
+        description="lost blocks whose loss is known exactly, by worker; 27 bytes each; older ones are in a filter",
+    )
+    seen_blocks: int = Field(
+        2_500_000, ge=2, le=1 << 30, description="blocks known exactly as seen; 13 bytes each; older ones are in a filter"
+    )
+    filter_blocks: int = Field(
+        20_000_000,
+        ge=2,
+        le=1 << 32,
+        description="keys of each of two generations of the filters of lost and of seen blocks; 12 to 24 bits each in each filter; "
+        "not less than ghost_blocks and seen_blocks. What came before is forgotten",
+    )
     checkpoint_blocks: int = Field(4_000_000, ge=1, description="block events after which the cache state is saved anew")
     checkpoint_interval_s: float = Field(300.0, gt=0, description="seconds after which it is saved anew if anything changed")
     bucket_close_s: float = Field(30.0, ge=10, description="seconds after its end at which a 10 s bucket becomes a segment")
@@ -83,6 +99,13 @@ class CollectorSettings(Settings):
         if value < 1024 or value & (value - 1):
             raise ValueError(f"must be a power of two of at least 1024, such as {1 << max(10, value.bit_length())}")
         return value
+
+    @model_validator(mode="after")
+    def _filters_hold_what_is_exact(self) -> Self:
+        for name in ("ghost_blocks", "seen_blocks"):
+            if getattr(self, name) > self.filter_blocks:
+                raise ValueError(f"setting `{name}`: more than filter_blocks ({self.filter_blocks}), which takes up what it cannot hold")
+        return self
 
     @model_validator(mode="after")
     def _prices_have_a_currency(self) -> Self:
