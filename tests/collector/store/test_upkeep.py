@@ -72,7 +72,7 @@ def test_a_checkpoint_stands_for_the_offsets_it_was_begun_with(upkeep: Upkeep, t
     upkeep.save(7, {"a": np.arange(3)}, {"t/0": 5})
     upkeep.wait(10)
     assert upkeep.saving  # until it is taken
-    assert upkeep.take_saved() == {"file": "000000000007.npz", "offsets": {"t/0": 5}}
+    assert upkeep.take_saved() == {"file": "000000000007.npz", "number": 7, "offsets": {"t/0": 5}}
     assert upkeep.take_saved() is None
     upkeep.save(9, {"a": np.arange(3)}, {"t/0": 6})
     upkeep.wait(10)
