@@ -8,10 +8,12 @@ never zero. A new column or table raises MINOR, a changed meaning raises MAJOR.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from importlib import resources
 
+from schemas.causes import ACTOR, AVOIDABLE, MEANING, Cause
 from schemas.tables.losses import LOSS_COLUMNS, LOSS_TABLES
-from schemas.tables.table import WHO, Table, table
+from schemas.tables.table import WHO, Table, quote, table
 
 MAJOR, MINOR = 1, 2
 
@@ -336,4 +338,20 @@ TABLES: tuple[Table, ...] = (
 
 def macros_sql() -> str:
     """CREATE MACRO statements of the frequent questions; they refer to the tables above."""
-    return resources.files(__package__).joinpath("macros.sql").read_text()
+    return _CAUSE_MACROS + resources.files(__package__).joinpath("macros.sql").read_text()
+
+
+def _of_causes(name: str, says: str, texts: Mapping[Cause, str]) -> str:
+    cases = " ".join(f"WHEN {quote(c.label)} THEN {text}" for c, text in texts.items())
+    return f"CREATE MACRO {name}(cause) AS (CASE cause {cases} END);\nCOMMENT ON MACRO {name} IS {quote(says)};\n"
+
+
+_CAUSE_MACROS = (
+    _of_causes("cause_meaning", "cause_meaning(cause): what a cause means, in a sentence.", {c: quote(text) for c, text in MEANING.items()})
+    + _of_causes("cause_actor", "cause_actor(cause): who can act on it; NULL for hit.", {c: quote(text) for c, text in ACTOR.items()})
+    + _of_causes(
+        "cause_avoidable",
+        "cause_avoidable(cause): somebody can do something about it without paying for it elsewhere.",
+        {c: str(c in AVOIDABLE).lower() for c in Cause},
+    )
+)
