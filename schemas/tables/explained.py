@@ -7,20 +7,17 @@ what is not printable in them is escaped, since it goes to a terminal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from schemas.tables.terminal import printable
+from schemas.tables.words import JOINED, UNKNOWN, age, aligned, count, fold, indented, seconds
 
 Row = dict[str, Any]
 """A row of a published table by column."""
 
-_UNKNOWN = "-"
-_JOINED = "\u00a0"
-"""Stands for a space where a line must not end: between a figure and its unit."""
-_LINE = 118
 _SOURCES = {
     "exact": "counted by the router's own tokenizer",
     "engine": "counted by the engine's /tokenize",
@@ -67,13 +64,13 @@ def page(facts: Facts, now: datetime) -> str:
     else:
         parts += [_decided(facts), _shadows(facts), _attempts(facts)]
     parts += [_outcome(facts, now), _not_known(facts)]
-    return "\n\n".join("\n".join(_fold(lines)) for lines in parts if lines).replace(_JOINED, " ")
+    return "\n\n".join("\n".join(fold(lines)) for lines in parts if lines).replace(JOINED, " ")
 
 
 def _came(facts: Facts, now: datetime) -> list[str]:
     r = facts.request
     at = r.get("started_at") or r.get("ended_at")
-    when = "at an unknown time" if at is None else f"{_time(at)} UTC, {_age(now - at)} ago"
+    when = "at an unknown time" if at is None else f"{_time(at)} UTC, {age(now - at)} ago"
     lines = [f"Request {printable(r['request_id'])}", f"  {when}"]
     what = [
         _named("router", r.get("router")),
@@ -85,11 +82,11 @@ def _came(facts: Facts, now: datetime) -> list[str]:
     who = [_named("route", r.get("route")), _named("tenant", r.get("tenant")), _named("session", r.get("session_id"))]
     lines += ["  " + " · ".join(x for x in row if x) for row in (what, who) if any(row)]
     source, tokens, size = r.get("token_source"), r.get("prompt_tokens"), r.get("block_size")
-    count = "an unknown number of tokens" if tokens is None else f"{_n(tokens)} tokens"
-    blocks = f" ({_n(r['chain_blocks'])} full blocks of {size})" if r.get("chain_blocks") is not None and size else ""
-    lines.append(f"  prompt of {count}{blocks}")
+    length = "an unknown number of tokens" if tokens is None else f"{count(tokens)} tokens"
+    blocks = f" ({count(r['chain_blocks'])} full blocks of {size})" if r.get("chain_blocks") is not None and size else ""
+    lines.append(f"  prompt of {length}{blocks}")
     if source is not None:
-        took = f", in {_s(r['tokenize_us'] * 1e-6)}" if r.get("tokenize_us") is not None else ""
+        took = f", in {seconds(r['tokenize_us'] * 1e-6)}" if r.get("tokenize_us") is not None else ""
         why = f" ({printable(r['token_reason'])})" if r.get("token_reason") else ""
         lines.append(f"  {printable(source)}: {_SOURCES.get(source, '')}{why}{took}")
     if facts.same_id:
@@ -108,7 +105,7 @@ def _decided(facts: Facts) -> list[str]:
     if r.get("decide_us") is not None:
         versions.append(f"decided in {r['decide_us']:.0f} us")
     if r.get("waited_s"):
-        versions.append(f"after {_s(r['waited_s'])} in the router's own queue")
+        versions.append(f"after {seconds(r['waited_s'])} in the router's own queue")
     chosen = next((c for c in facts.candidates if c.get("chosen")), None)
     lines = [f"Decision: {_place(chosen or r)}", "  " + ", ".join(versions)]
     if facts.earlier_decisions:
@@ -116,10 +113,10 @@ def _decided(facts: Facts) -> list[str]:
     if not facts.candidates:
         return lines
     lines += ["", "  Tokens of its beginning held by each worker, and predicted milliseconds:"]
-    lines += [*_indented(_candidates(facts.candidates)), ""]
+    lines += [*indented(_candidates(facts.candidates)), ""]
     listed, considered = sum(c.get("allowed") is not False for c in facts.candidates), r.get("workers_considered")
     if considered is not None and considered > listed:
-        lines.append(f"  {_n(listed)} of {_n(considered)} workers that could have been chosen are listed, by cost.")
+        lines.append(f"  {count(listed)} of {count(considered)} workers that could have been chosen are listed, by cost.")
     if chosen is not None:
         lines += _why(facts, chosen)
     return lines
@@ -133,14 +130,14 @@ def _candidates(candidates: Sequence[Row]) -> list[str]:
     head += ["queue", "prefill", *(["load"] if loads else []), "decode", "cost", "in flight", "trust", "index at", ""]
     rows = []
     for c in candidates:
-        row = [">" if c.get("chosen") else "", _place(c), _n(c.get("overlap_tokens"))]
-        row += [_n(c.get(f"overlap_{t}_tokens")) for t in ("gpu", "cpu", "disk")] if tiers else []
-        row += [f"+{_n(c['speculative_tokens'])}" if c.get("speculative_tokens") else ""] if expected else []
+        row = [">" if c.get("chosen") else "", _place(c), count(c.get("overlap_tokens"))]
+        row += [count(c.get(f"overlap_{t}_tokens")) for t in ("gpu", "cpu", "disk")] if tiers else []
+        row += [f"+{count(c['speculative_tokens'])}" if c.get("speculative_tokens") else ""] if expected else []
         row += [_ms(c.get(t)) for t in ("queue_s", "prefill_s", *(["load_s"] if loads else []), "decode_s", "cost_s")]
-        decoding = f" ({_n(c['decoding'])} decoding)" if c.get("decoding") else ""
-        row += [f"{_n(c.get('in_flight'))}{decoding}", printable(c.get("trust") or _UNKNOWN), _clock(c), _why_not(c)]
+        decoding = f" ({count(c['decoding'])} decoding)" if c.get("decoding") else ""
+        row += [f"{count(c.get('in_flight'))}{decoding}", printable(c.get("trust") or UNKNOWN), _clock(c), _why_not(c)]
         rows.append(row)
-    return _aligned(head, rows, left={0, 1, len(head) - 4, len(head) - 3, len(head) - 2, len(head) - 1})
+    return aligned(head, rows, left={0, 1, len(head) - 4, len(head) - 3, len(head) - 2, len(head) - 1})
 
 
 def _why(facts: Facts, chosen: Row) -> list[str]:
@@ -156,11 +153,11 @@ def _why(facts: Facts, chosen: Row) -> list[str]:
         if abs(margin_s) < _SMALL_S:
             lines.append(f"  Runner-up: {other}, at the same cost.")
         elif margin_s > 0:
-            lines.append(f"  Runner-up: {other}, which would have cost {_s(margin_s)} more.")
+            lines.append(f"  Runner-up: {other}, which would have cost {seconds(margin_s)} more.")
         else:
-            lines.append(f"  By the cost model {other} would have been {_s(-margin_s)} cheaper.")
+            lines.append(f"  By the cost model {other} would have been {seconds(-margin_s)} cheaper.")
     elif r.get("margin_s") is not None:
-        lines.append(f"  The runner-up would have cost {_s(r['margin_s'])} more.")
+        lines.append(f"  The runner-up would have cost {seconds(r['margin_s'])} more.")
     elif r.get("workers_considered") == 1:
         lines.append("  No other worker could have been chosen.")
     lines += _longest(facts, chosen)
@@ -168,11 +165,11 @@ def _why(facts: Facts, chosen: Row) -> list[str]:
     if trust in _TRUST:
         lines.append(f"  The index of {_place(chosen)} was {trust} at that moment: {_TRUST[trust]}.")
         lines += [
-            f"    {_age(r['started_at'] - c['happened_at'])} before: {printable(c['text'])}" for c in facts.changes if r.get("started_at")
+            f"    {age(r['started_at'] - c['happened_at'])} before: {printable(c['text'])}" for c in facts.changes if r.get("started_at")
         ]
     if r.get("index_lag_s") is not None:
-        behind = f", and the index {_s(r['index_behind_s'])} behind the stream" if r.get("index_behind_s") is not None else ""
-        lines.append(f"  Its newest KV events that the router had applied were {_s(r['index_lag_s'])} old{behind}.")
+        behind = f", and the index {seconds(r['index_behind_s'])} behind the stream" if r.get("index_behind_s") is not None else ""
+        lines.append(f"  Its newest KV events that the router had applied were {seconds(r['index_lag_s'])} old{behind}.")
     return lines
 
 
@@ -186,10 +183,10 @@ def _longest(facts: Facts, chosen: Row) -> list[str]:
         return ["  No worker of the pool held the beginning of this prompt."]
     name, here = _name_of(worker, r.get("best_overlap_rank")), chosen.get("overlap_tokens")
     if here is None:
-        return [f"  {name} held {_n(most)} tokens, the most in the pool; how many the chosen one held is not known."]
+        return [f"  {name} held {count(most)} tokens, the most in the pool; how many the chosen one held is not known."]
     if here >= most:
-        return [f"  No worker of the pool held more of this prompt than the {_n(here)} tokens here."]
-    more = f"  {name} held {_n(most)} tokens, {_n(most - here)} more than the chosen one"
+        return [f"  No worker of the pool held more of this prompt than the {count(here)} tokens here."]
+    more = f"  {name} held {count(most)} tokens, {count(most - here)} more than the chosen one"
     best = next((c for c in facts.candidates if c.get("worker") == worker and c.get("rank") in (r.get("best_overlap_rank"), None)), None)
     if best is None:
         return [f"{more}; what it would have cost was not recorded."]
@@ -209,7 +206,8 @@ def _longest(facts: Facts, chosen: Row) -> list[str]:
     extra_s = best["cost_s"] - chosen["cost_s"]
     if extra_s < -_SMALL_S:
         return [
-            f"{more}, and would have been {_s(-extra_s)} cheaper: the policy {printable(r['policy'])} chooses by other things.{distrust}"
+            f"{more}, and would have been {seconds(-extra_s)} cheaper: the policy {printable(r['policy'])} chooses by other things."
+            + distrust
         ]
     parts = []
     for term, word in _TERMS:
@@ -218,8 +216,8 @@ def _longest(facts: Facts, chosen: Row) -> list[str]:
             continue
         difference_s = there_s - here_s
         if abs(difference_s) >= max(_SMALL_S, 0.02 * extra_s):
-            parts.append(f"{_s(abs(difference_s))} {'more' if difference_s > 0 else 'less'} of {word}")
-    cost = f"would have cost {_s(extra_s)} more" if extra_s > _SMALL_S else "would have cost the same"
+            parts.append(f"{seconds(abs(difference_s))} {'more' if difference_s > 0 else 'less'} of {word}")
+    cost = f"would have cost {seconds(extra_s)} more" if extra_s > _SMALL_S else "would have cost the same"
     return [f"{more}, but {cost}{': ' + ', '.join(parts) if parts else ''}.{distrust}"]
 
 
@@ -230,10 +228,10 @@ def _shadows(facts: Facts) -> list[str]:
     for s in facts.shadows:
         where = "the same worker" if s.get("same") else _place(s)
         margin_s = s.get("margin_s")
-        cost = "" if margin_s is None or s.get("same") else f"{'+' if margin_s >= 0 else '-'}{_s(abs(margin_s))}"
-        rows.append([printable(s["policy"]), where, f"{_n(s.get('predicted_tokens'))} tokens cached", cost])
-    table = _aligned(["policy", "would have chosen", "forecast", "cost"], rows, left={0, 1})
-    return ["Other policies, asked but not followed", *_indented(table)]
+        cost = "" if margin_s is None or s.get("same") else f"{'+' if margin_s >= 0 else '-'}{seconds(abs(margin_s))}"
+        rows.append([printable(s["policy"]), where, f"{count(s.get('predicted_tokens'))} tokens cached", cost])
+    table = aligned(["policy", "would have chosen", "forecast", "cost"], rows, left={0, 1})
+    return ["Other policies, asked but not followed", *indented(table)]
 
 
 def _attempts(facts: Facts) -> list[str]:
@@ -241,7 +239,7 @@ def _attempts(facts: Facts) -> list[str]:
         return []
     lines = ["Attempts before, without an answer"]
     for i, a in enumerate(facts.attempts, start=1):
-        lines.append(f"  {i}. {_place(a)} after {_s(a.get('after_s'))}: {printable(a.get('error') or 'no reason given')}")
+        lines.append(f"  {i}. {_place(a)} after {seconds(a.get('after_s'))}: {printable(a.get('error') or 'no reason given')}")
     return lines
 
 
@@ -250,7 +248,7 @@ def _outcome(facts: Facts, now: datetime) -> list[str]:
     if r.get("outcome_missing"):
         return ["Outcome", "  None was received in time: how it ended is not known."]
     if r.get("ended_at") is None:
-        since = "" if r.get("started_at") is None else f", for {_age(now - r['started_at'])} so far"
+        since = "" if r.get("started_at") is None else f", for {age(now - r['started_at'])} so far"
         return ["Outcome", f"  In flight{since}: no outcome yet."]
     status = "the client left before an answer" if r.get("status") is None else f"HTTP {r['status']}"
     error = f", {printable(r['error'])}" if r.get("error") else ""
@@ -259,36 +257,36 @@ def _outcome(facts: Facts, now: datetime) -> list[str]:
     lines = [f"Outcome: {status}{error}"]
     times = []
     if r.get("ttft_s") is not None:
-        times.append(f"first token after {_s(r['ttft_s'])}")
+        times.append(f"first token after {seconds(r['ttft_s'])}")
     if r.get("e2e_s") is not None:
-        times.append(f"end after {_s(r['e2e_s'])}")
+        times.append(f"end after {seconds(r['e2e_s'])}")
     for column, word in (("engine_queue_s", "waited in the engine"), ("engine_ttft_s", "engine's own time to first token")):
         if r.get(column) is not None:
-            times.append(f"{word} {_s(r[column])}")
+            times.append(f"{word} {seconds(r[column])}")
     if r.get("retries"):
-        times.append("1 retry" if r["retries"] == 1 else f"{_n(r['retries'])} retries")
+        times.append("1 retry" if r["retries"] == 1 else f"{count(r['retries'])} retries")
     if times:
         lines.append("  " + ", ".join(times))
     cached, prompt, predicted, told = (r.get(c) for c in ("cached_tokens", "prompt_tokens", "predicted_tokens", "event_hit_tokens"))
     if cached is not None:
         share = f" ({cached / prompt:.0%})" if prompt else ""
-        lines.append(f"  the engine found {_n(cached)} of {_n(prompt)} prompt tokens in its cache{share}")
+        lines.append(f"  the engine found {count(cached)} of {count(prompt)} prompt tokens in its cache{share}")
     actual = cached if cached is not None else told
     if predicted is not None:
         guess = " (a guess from text)" if r.get("token_source") == "text" else ""
         if actual is None:
-            lines.append(f"  predicted: {_n(predicted)}{guess}")
+            lines.append(f"  predicted: {count(predicted)}{guess}")
         elif predicted == actual:
-            lines.append(f"  predicted: {_n(predicted)}{guess}, as it was")
+            lines.append(f"  predicted: {count(predicted)}{guess}, as it was")
         else:
             lines.append(
-                f"  predicted: {_n(predicted)}{guess}, {_n(abs(predicted - actual))} too {'many' if predicted > actual else 'few'}"
+                f"  predicted: {count(predicted)}{guess}, {count(abs(predicted - actual))} too {'many' if predicted > actual else 'few'}"
             )
     if told is not None:
         agree = "" if cached is None else ", as the engine says" if cached == told else ", which is NOT what the engine says"
-        lines.append(f"  told from KV events: {_n(told)}{agree}")
+        lines.append(f"  told from KV events: {count(told)}{agree}")
     if r.get("completion_tokens") is not None:
-        lines.append(f"  {_n(r['completion_tokens'])} tokens generated")
+        lines.append(f"  {count(r['completion_tokens'])} tokens generated")
     return lines
 
 
@@ -322,30 +320,8 @@ def _not_known(facts: Facts) -> list[str]:
 # words and figures
 
 
-def _n(value: int | None) -> str:
-    return _UNKNOWN if value is None else f"{value:,}".replace(",", _JOINED)
-
-
-def _s(seconds: float | None) -> str:
-    if seconds is None:
-        return "an unknown time"
-    if seconds < 0.001:
-        return f"{seconds * 1e6:.0f}{_JOINED}us"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g}{_JOINED}ms"
-    return f"{seconds:.3g}{_JOINED}s" if seconds < 100 else f"{seconds:.0f}{_JOINED}s"
-
-
-def _ms(seconds: float | None) -> str:
-    return _UNKNOWN if seconds is None else f"{seconds * 1e3:.1f}"
-
-
-def _age(span: timedelta) -> str:
-    seconds = max(0.0, span.total_seconds())
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+def _ms(value_s: float | None) -> str:
+    return UNKNOWN if value_s is None else f"{value_s * 1e3:.1f}"
 
 
 def _time(at: datetime) -> str:
@@ -362,43 +338,14 @@ def _place(row: Row) -> str:
 
 def _name_of(worker: str | None, rank: int | None) -> str:
     """Rank 0 is not said: most workers have no other."""
-    return _UNKNOWN if worker is None else printable(worker) + (f" rank {rank}" if rank else "")
+    return UNKNOWN if worker is None else printable(worker) + (f" rank {rank}" if rank else "")
 
 
 def _clock(c: Row) -> str:
-    return _UNKNOWN if c.get("epoch") is None else f"{c['epoch']}/{_UNKNOWN if c.get('seq') is None else c['seq']}"
+    return UNKNOWN if c.get("epoch") is None else f"{c['epoch']}/{UNKNOWN if c.get('seq') is None else c['seq']}"
 
 
 def _why_not(c: Row) -> str:
     if c.get("draining"):
         return "draining"
     return "could not be chosen" if c.get("allowed") is False else ""
-
-
-def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]], left: set[int]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return [
-        "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))).rstrip()
-        for line in (head, *rows)
-    ]
-
-
-def _indented(lines: Iterable[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
-
-
-def _fold(lines: Iterable[str]) -> Iterable[str]:
-    """Sentences longer than a line go on, indented; tables (with runs of spaces) stay as they are."""
-    for line in lines:
-        text = line.lstrip()
-        indent = " " * (len(line) - len(text))
-        if len(line) <= _LINE or "  " in text:
-            yield line
-            continue
-        now = indent
-        for word in text.split(" "):
-            if len(now) + 1 + len(word) > _LINE and now.strip():
-                yield now
-                now = indent + "  "
-            now += word if not now.strip() else f" {word}"
-        yield now
