@@ -8,8 +8,8 @@
 
 Every part but the traffic is a process of its own, started as a person would start it, and stopped in an order that loses nothing: traffic,
 router, bridge, workers, collector, dashboard, broker. If this process is killed the others end with it (Linux). A part that ends by itself
-is told at once and makes the exit status 1. The policy changes to round robin for a while and back, so that both can be compared on the
-same traffic.
+is told at once and makes the exit status 1. Meanwhile things go wrong by a script (incidents.py), the policy changes to round robin for a
+while and back among them, so that every page has a story to tell.
 """
 
 from __future__ import annotations
@@ -29,31 +29,29 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-import aiohttp
 from pydantic import Field, ValidationInfo, field_validator
 
 from router.policy.policies import POLICIES
 from schemas.settings import Settings, SettingsError
 from schemas.tables.read import FILE_NAME, PublishedError, open_published
-from simulator.mock_worker import MockWorkerProcess, start_workers
+from simulator.incidents import play, script
+from simulator.live_fleet import POOL, START_LIMIT_S, Children, LiveFleet, Running, fleet_file, live_workers
 from simulator.processes import Subprocess
-from simulator.settings import TINY_TOKENIZER, MockEngineSettings, TrafficSettings
+from simulator.settings import TrafficSettings
 from simulator.timing import StepCost
 from simulator.traffic import RequestRecord, Traffic
 
 KAFKA_SCRIPT = Path(__file__).parent.parent / "deploy" / "kafka" / "kafka.sh"
 MARKER = ".warmwatch-demo"
-POOL = "demo"
 SHADOWS = ("round_robin", "session_hash", "max_prefix")
 """Policies that the router asks beside the one it follows, for `warmwatch explain` and the table `shadows`."""
-START_LIMIT_S = 60.0
 ACCOUNT_LIMIT_S = 30.0
 STATUS_EVERY_S = 10.0
 LOOK_EVERY_S = 0.5
 
 T = TypeVar("T")
-Children = dict[str, Callable[[], int | None]]
-"""Name of a part -> its exit status, None while it runs."""
+SCRIPT_S = 280.0
+"""Of the incidents, in a demo without an end."""
 
 
 class DemoSettings(Settings):
@@ -75,6 +73,9 @@ class DemoSettings(Settings):
     worker_blocks: int = Field(800, ge=64, description="KV blocks of each worker (16 tokens each)")
     policy: str = Field("cost", description=f"the router's policy: {', '.join(POLICIES)}")
     compare_with: str = Field("round_robin", description="policy to change to for a while; empty: never")
+    incidents: bool = Field(
+        True, description="things go wrong by a script: restart, timestamp in a prompt, smaller cache, new workers, policy, lost events"
+    )
     seed: int = Field(1, description="the same seed gives the same sessions")
 
     @field_validator("policy", "compare_with")
@@ -103,14 +104,14 @@ async def _demo(settings: DemoSettings) -> int:
     with contextlib.ExitStack() as parts:
         parts.enter_context(_emptied(folder))
         try:
-            router_url, admin_url = await asyncio.to_thread(_start, settings, folder, parts, children, stopping)
+            running = await asyncio.to_thread(_start, settings, folder, parts, children, stopping)
         except (Stopped, SettingsError):
             if not stopping.is_set():
                 raise
             _say("stopped while starting")  # a part that the signal reached, too, may have ended by it
             return 0
-        traffic = Traffic(TrafficSettings(url=router_url, model=POOL, sessions=settings.sessions, seed=settings.seed))
-        await _run_traffic(settings, traffic, admin_url, stopping, children)
+        traffic = Traffic(TrafficSettings(url=running.router_url, model=POOL, sessions=settings.sessions, seed=settings.seed))
+        await _run_traffic(settings, traffic, running, stopping, children)
         _say("waiting until every request is in the published database ...")
         missing, doubled = await asyncio.to_thread(unaccounted, folder / FILE_NAME, traffic.report.records)
         died = {name for name, status in children.items() if status() is not None}
@@ -130,13 +131,8 @@ async def _demo(settings: DemoSettings) -> int:
     return 0
 
 
-def _start(
-    settings: DemoSettings, folder: Path, parts: contextlib.ExitStack, children: Children, stopping: asyncio.Event
-) -> tuple[str, str]:
-    """Starts everything but the traffic and notes each part in `children`. Returns the router's address and its admin address.
-
-    Raises Stopped between two steps when `stopping` is set.
-    """
+def _start(settings: DemoSettings, folder: Path, parts: contextlib.ExitStack, children: Children, stopping: asyncio.Event) -> Running:
+    """Starts everything but the traffic and notes each part in `children`. Raises Stopped between two steps when `stopping` is set."""
 
     def step(name: str, start: Callable[[], T]) -> T:
         if stopping.is_set():
@@ -158,7 +154,7 @@ def _start(
     if not settings.headless:
         dashboard = parts.enter_context(Subprocess("dashboard", ["--data-dir", str(folder), "--port", str(settings.dashboard_port)], logs))
     collector = parts.enter_context(Subprocess("collect", [*common, "--data-dir", str(folder), "--metrics-port", "0"], logs))
-    workers = step(f"{settings.workers} mock workers", lambda: _workers(settings, parts))
+    workers = step(f"{settings.workers} mock workers", lambda: live_workers(settings.workers, settings.worker_blocks, parts))
     fleet = folder / "fleet.toml"
     fleet.write_text(fleet_file(workers))
     bridge = parts.enter_context(Subprocess("bridge", [*common, "--fleet", str(fleet), "--metrics-port", "0"], logs))
@@ -181,7 +177,7 @@ def _start(
     command = "warmwatch" if shutil.which("warmwatch") else Path(sys.executable).with_name("warmwatch")
     print(f"  ask it     {command} sql --db {folder / FILE_NAME} 'FROM workers'")
     print(f"  explain    {command} explain --last --db {folder / FILE_NAME}", flush=True)
-    return at["router"], at["admin"]
+    return Running(at["router"], at["admin"], fleet, workers, settings.worker_blocks, stream, common, logs, parts, children)
 
 
 @contextlib.contextmanager
@@ -224,63 +220,47 @@ def _kafka(data: Path) -> Iterator[str]:
         subprocess.run([KAFKA_SCRIPT, "stop", "--data", data], capture_output=True, check=False, start_new_session=True)
 
 
-def _workers(settings: DemoSettings, parts: contextlib.ExitStack) -> list[MockWorkerProcess]:
-    workers = start_workers(settings.workers, MockEngineSettings(port=0, model=POOL, num_gpu_blocks=settings.worker_blocks), START_LIMIT_S)
-    for worker in workers:
-        parts.callback(worker.stop)
-    return workers
-
-
-def fleet_file(workers: list[MockWorkerProcess]) -> str:
-    """The fleet file of these workers, named w0, w1 and so on."""
-    lines = ["[[pools]]", f'name = "{POOL}"', f'tokenizer = "{TINY_TOKENIZER}"']
-    for i, worker in enumerate(workers):
-        ((events, replay),) = worker.kv_addresses
-        lines += ["", "[[workers]]", f'pool = "{POOL}"', f'name = "w{i}"', f'url = "{worker.url}"']
-        lines += [f'events = "{events}"', f'replay = "{replay}"']
-    return "\n".join(lines) + "\n"
-
-
 def prefill_flags(cost: StepCost) -> list[str]:
     """The mock workers' cost model as the router's coefficients."""
     return ["--prefill-a", repr(cost.prefill_token_s / cost.speed), "--prefill-b", repr(cost.prefill_attention_s / cost.speed)]
 
 
-async def _run_traffic(settings: DemoSettings, traffic: Traffic, admin_url: str, stopping: asyncio.Event, children: Children) -> None:
-    """Traffic until its time is up or `stopping`; says how it goes, and changes the policy for the middle third and back."""
+async def _run_traffic(settings: DemoSettings, traffic: Traffic, running: Running, stopping: asyncio.Event, children: Children) -> None:
+    """Traffic until its time is up or `stopping`; says how it goes, and meanwhile plays the incidents."""
     seconds = settings.seconds or None
-    running = asyncio.create_task(traffic.run())
+    sending = asyncio.create_task(traffic.run())
     began = time.monotonic()
     watching = asyncio.create_task(_watch(traffic, began, children))
-    comparing = asyncio.create_task(_compare(settings, admin_url))
+    playing = asyncio.create_task(_play(settings, LiveFleet(running, traffic), running))
+    playing.add_done_callback(_say_trouble)
     _say("traffic runs; " + (f"it ends after {seconds:.0f} s" if seconds else "Ctrl-C ends it"))
     try:
         stopped = asyncio.create_task(stopping.wait())
-        await asyncio.wait({stopped, running}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({stopped, sending}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         traffic.stop()
-        await running
+        await sending
     finally:
-        for task in (watching, comparing):
+        for task in (watching, playing):
             task.cancel()
-        await asyncio.gather(watching, comparing, return_exceptions=True)
+        await asyncio.gather(watching, playing, return_exceptions=True)
 
 
-async def _compare(settings: DemoSettings, admin_url: str) -> None:
-    """`policy`, then `compare_with`, then `policy`, in thirds of the time (of three minutes, again and again, without an end)."""
-    if not settings.compare_with:
-        return
-    third_s = (settings.seconds or 180.0) / 3
-    async with aiohttp.ClientSession() as client:
-        while True:
-            for policy in (settings.compare_with, settings.policy):
-                await asyncio.sleep(third_s)
-                async with client.post(f"{admin_url}/policy", json={"policy": policy}) as answer:
-                    answer.raise_for_status()
-                _say(f"the router's policy is now {policy}")
-            await asyncio.sleep(third_s)
-            if settings.seconds:
-                return
+async def _play(settings: DemoSettings, fleet: LiveFleet, running: Running) -> None:
+    """The incidents, over the demo's time or over `SCRIPT_S`; without them, `compare_with` in the middle third."""
+    total_s = settings.seconds or SCRIPT_S
+    if settings.incidents:
+        await play(script(settings.policy, settings.compare_with), fleet, total_s, running.fleet.parent / "incidents.jsonl", _say)
+    elif settings.compare_with:
+        for policy in (settings.compare_with, settings.policy):
+            await asyncio.sleep(total_s / 3)
+            await fleet.follow(policy)
+            _say(f"the router's policy is now {policy}")
+
+
+def _say_trouble(playing: asyncio.Task[None]) -> None:
+    if not playing.cancelled() and (error := playing.exception()) is not None:
+        _say(f"an incident could not be played: {type(error).__name__}: {error}")
 
 
 async def _watch(traffic: Traffic, began: float, children: Children) -> None:

@@ -9,7 +9,7 @@
 | POST /tokenize, /detokenize, /v1/messages/count_tokens, /reset_prefix_cache | as vLLM (the reset needs VLLM_SERVER_DEV_MODE there) |
 | POST /_sim/fail `{"status", "requests"?, "retry_after_s"?}` | the next requests for answers get that status |
 | POST /_sim/restart `{"num_gpu_blocks"?, "down_s"?}` | a new process: empty cache, sequence 0, running requests break |
-| POST /_sim/drop_events `{"batches", "rank"?}` | the next batches are not sent live (replay has them) |
+| POST /_sim/drop_events `{"batches", "rank"?, "for_good"?}` | the next batches are not sent live (replay has them, unless for good) |
 | POST /_sim/capacity `{"blocks", "rank"?}` | the cache shrinks or grows without a restart |
 | POST /_sim/slow `{"factor"}` | steps take that many times longer |
 | GET /_sim/state | ground truth |
@@ -358,8 +358,14 @@ class HttpApp:
 
     def _sim_drop_events(self, scope: Scope, body: bytes) -> tuple[bytes, bytes]:
         q = _options(body)
+        for_good = q.get("for_good", False)
+        if not isinstance(for_good, bool):
+            raise ApiError(400, "for_good must be true or false")
         for rank in self._ranks(q):
-            rank.publisher.drop_live = int(_number(q, "batches", 1))
+            if for_good:
+                rank.publisher.lose = int(_number(q, "batches", 1))
+            else:
+                rank.publisher.drop_live = int(_number(q, "batches", 1))
         return self._sim_state(scope, body)
 
     def _sim_capacity(self, scope: Scope, body: bytes) -> tuple[bytes, bytes]:

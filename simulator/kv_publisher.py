@@ -58,6 +58,7 @@ class KvPublisher:
         self.buffer_steps = buffer_steps
         self.sequence = 0
         self.drop_live = 0  # injected failure: that many batches are not sent, though they can be replayed
+        self.lose = 0  # injected failure: that many batches are neither sent nor kept for replay
         self.sent = 0
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         self._pub = context.socket(zmq.PUB)
@@ -80,6 +81,10 @@ class KvPublisher:
         """One batch; nothing when there are no events."""
         if not events:
             return
+        if self.lose > 0:
+            self.lose -= 1
+            self.sequence += 1
+            return
         payload = encode_batch(ts, events, self.rank)
         self._buffer.append((self.sequence, payload))
         frames = (self.topic, self.sequence.to_bytes(8, "big"), payload)
@@ -93,7 +98,7 @@ class KvPublisher:
     def restart(self) -> None:
         """As a new process: the sequence starts at 0 and there is nothing to replay."""
         self.sequence = 0
-        self.drop_live = 0
+        self.drop_live = self.lose = 0
         self._buffer.clear()
 
     def source(self) -> dict[str, Any]:

@@ -86,6 +86,8 @@ class Traffic:
     def __init__(self, settings: TrafficSettings, on_record: Callable[[RequestRecord], None] | None = None) -> None:
         self.settings = settings
         self.report = TrafficReport()
+        self.stamped: set[str] = set()
+        """Templates whose system prompt begins with the time now, as a careless deploy would have it."""
         self._on_record = on_record
         self._stopping = asyncio.Event()
         self._sessions = sessions(settings)
@@ -147,7 +149,11 @@ class Traffic:
         self._started += 1
         self.report.sent += 1
         request_id = f"{session.session_id}-t{session.turn}{sub}-{self._started}"
-        body: dict[str, Any] = {"model": self.settings.model, "messages": ask.messages, "max_tokens": ask.max_tokens, "ignore_eos": True}
+        messages = ask.messages
+        if session.template.name in self.stamped:
+            head = f"Now it is {time.strftime('%Y-%m-%d %H:%M:%S')}. "
+            messages = [{**messages[0], "content": head + messages[0]["content"]}, *messages[1:]]
+        body: dict[str, Any] = {"model": self.settings.model, "messages": messages, "max_tokens": ask.max_tokens, "ignore_eos": True}
         if ask.tools:
             body |= {"tools": ask.tools, "tool_choice": "none"}
         if ask.stream:

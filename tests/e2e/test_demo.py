@@ -57,7 +57,7 @@ def check_published(folder):
 
 
 def test_every_request_is_accounted_for_over_the_local_log(tmp_path):
-    status, out = run_demo(tmp_path / "demo", "--seconds", str(SECONDS))
+    status, out = run_demo(tmp_path / "demo", "--no-incidents", "--seconds", str(SECONDS))
     assert status == 0, out
     assert "Every one is accounted for" in out
     assert "policy cost" in out
@@ -67,7 +67,7 @@ def test_every_request_is_accounted_for_over_the_local_log(tmp_path):
 
 @pytest.mark.kafka
 def test_every_request_is_accounted_for_over_kafka(tmp_path, kafka):
-    status, out = run_demo(tmp_path / "demo", "--seconds", str(SECONDS), "--kafka")
+    status, out = run_demo(tmp_path / "demo", "--no-incidents", "--seconds", str(SECONDS), "--kafka")
     assert status == 0, out
     assert "Every one is accounted for" in out
     check_published(tmp_path / "demo")
@@ -76,7 +76,7 @@ def test_every_request_is_accounted_for_over_kafka(tmp_path, kafka):
 def test_the_cost_policy_hits_more_than_round_robin_on_the_same_traffic(tmp_path):
     hit = {}
     for policy in ("cost", "round_robin"):
-        status, out = run_demo(tmp_path / policy, "--seconds", str(SECONDS), "--policy", policy, "--compare-with", "")
+        status, out = run_demo(tmp_path / policy, "--seconds", str(SECONDS), "--no-incidents", "--policy", policy, "--compare-with", "")
         assert status == 0, out
         ((hit[policy],),) = ask(tmp_path / policy, "SELECT sum(cached_tokens) / sum(reported_prompt_tokens) FROM worker_10s")
     assert hit["cost"] > hit["round_robin"] + 0.1
