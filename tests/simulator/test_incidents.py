@@ -40,8 +40,8 @@ async def test_each_incident_begins_and_ends_in_order_and_is_noted(tmp_path):
     clock = iter(range(100, 200))
     await play(script("cost", "round_robin"), fleet, 0.05, tmp_path / "book.jsonl", said.append, lambda: next(clock))
     assert fleet.done == [
-        ("restart", 1), ("stamp", STAMPED_TEMPLATE, True), ("stamp", STAMPED_TEMPLATE, False), ("limit", 2, SHRUNK_SHARE), ("limit", 2, 1.0),
-        ("join", JOINING), ("follow", "round_robin"), ("follow", "cost"), ("lose", 0, LOST_BATCHES),
+        ("restart", 1), ("stamp", STAMPED_TEMPLATE, True), ("stamp", STAMPED_TEMPLATE, False), ("limit", 2, SHRUNK_SHARE),
+        ("limit", 2, 1.0), ("join", JOINING), ("follow", "round_robin"), ("follow", "cost"), ("lose", 0, LOST_BATCHES),
     ]  # fmt: skip
     notes = [orjson.loads(line) for line in (tmp_path / "book.jsonl").read_bytes().splitlines()]
     assert [(n["name"], n["event"]) for n in notes] == [
