@@ -24,6 +24,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from tokenizers import Tokenizer
 
+from router.prompts.words import Words
 from schemas.block_hash import U32
 
 DEFAULT_BYTES = 64 << 20
@@ -49,6 +50,7 @@ class SegmentCache:
         self._closed = frozenset(t for t in splits if not any(t in other[:-1] for other in splits if other != t))
         self._pattern = re.compile("(" + _longest_of(splits) + ")")
         self._limit_bytes = limit_bytes
+        self._words = Words.of(tokenizer)
         self._kept: OrderedDict[str, U32] = OrderedDict()
         self._kept_bytes = 0
         self._lock = threading.Lock()
@@ -134,7 +136,9 @@ class SegmentCache:
                 self.hits += 1
                 return found
             self.misses += 1
-        ids = self.encode(piece)
+        ids = None if self._words is None else self._words.ids(piece)
+        if ids is None:
+            ids = self.encode(piece)
         size = _size(piece, ids)
         if size > self._limit_bytes // 4:
             return ids
