@@ -283,7 +283,7 @@ def test_open_requests_are_bounded_in_memory_and_those_closed_for_it_are_said(st
     one.turn()
     one._commit_and_publish()
     assert one.fold.join.held_bytes <= 1 << 20
-    assert 5 < len(one.fold.join.open) < 14
+    assert 3 < len(one.fold.join.open) < 14
     one.close()
     put(writer, "", outcome("q39", now + 1))
     writer.close(10)
