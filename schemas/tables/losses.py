@@ -172,7 +172,9 @@ REUSE_CURVES = table(
 DIVERGENCE = table(
     "divergence",
     "Where prompts of one kind stop being alike: prompts whose content was seen, but after another beginning. One row a window, kind of "
-    "traffic and depth.",
+    "traffic and depth; a kind of which no request diverged has one, too, with depth NULL and requests 0, for shares of all. "
+    "all_requests and all_prompt_tokens are the same in all rows of a window and kind: take one of them. What comes after the first 1,024 "
+    "kinds of a window is counted together, with pool, model, route and tenant NULL.",
     ("window_start", "TIMESTAMP", "Start of the window."),
     ("window_s", "UINTEGER", "Length of the window, seconds."),
     ("pool", "VARCHAR", "Pool."),
@@ -180,7 +182,11 @@ DIVERGENCE = table(
     ("route", "VARCHAR", "Route."),
     ("tenant", "VARCHAR", "Tenant."),
     ("template", "VARCHAR", "Template; NULL: none was named."),
-    ("depth_from", "UINTEGER", "The prompts differ at or after this token ..."),
+    (
+        "depth_from",
+        "UINTEGER",
+        "The prompts differ at or after this token (they share so many) ... NULL: not known. One token where all differ there, else a bin.",
+    ),
     ("depth_to", "UINTEGER", "... and before this one."),
     ("requests", "UBIGINT", "Requests that diverged there."),
     ("diverged_tokens", "UBIGINT", "Their tokens computed again though the content was known."),

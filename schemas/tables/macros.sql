@@ -137,5 +137,6 @@ CREATE MACRO divergence_of(since, until, in_pool := NULL) AS TABLE
   FROM depths d JOIN kinds k ON d.pool IS NOT DISTINCT FROM k.pool AND d.model IS NOT DISTINCT FROM k.model
     AND d.route IS NOT DISTINCT FROM k.route AND d.tenant IS NOT DISTINCT FROM k.tenant AND d.template IS NOT DISTINCT FROM k.template
   GROUP BY d.pool, d.model, d.route, d.tenant, d.template, k.all_requests, k.all_prompt_tokens
+  HAVING sum(d.requests) > 0
   ORDER BY diverged_tokens DESC, d.pool, d.route;
 COMMENT ON MACRO TABLE divergence_of IS 'divergence_of(since, until, in_pool := NULL): kinds of prompts that stop being alike: at which depth most of it happens (depth_share of the diverged tokens), tokens, and their share of all prompt tokens of the kind; UTC.';
