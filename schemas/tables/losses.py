@@ -156,17 +156,35 @@ REUSE_CURVES = table(
     ("window_s", "UINTEGER", "Length of the window, seconds."),
     ("pool", "VARCHAR", "Pool."),
     ("worker", "VARCHAR", "Worker; NULL: the whole pool as one cache."),
-    ("kind", "VARCHAR", "capacity: LRU of that many blocks; ttl: blocks forgotten so long after their last use."),
-    ("scale", "DOUBLE", "Of today's capacity, such as 0.25 to 16; NULL for ttl, and where today's capacity is not known."),
-    ("tier", "VARCHAR", "GPU for sizes of the GPU's cache alone, 'GPU+CPU' and so on for today's sizes with lower tiers; NULL for ttl."),
-    ("capacity_blocks", "UBIGINT", "Size of that cache, blocks; NULL for ttl."),
-    ("ttl_s", "DOUBLE", "Lifetime, seconds; NULL for capacity."),
+    (
+        "kind",
+        "VARCHAR",
+        "capacity: LRU of that many blocks; ttl: blocks forgotten so long after their last use; ideal: a cache without end.",
+    ),
+    ("scale", "DOUBLE", "Of today's capacity, 0.25 to 16; NULL: a size of the grid for drawing, or no size at all (ttl, ideal)."),
+    (
+        "tier",
+        "VARCHAR",
+        "With scale: GPU for sizes of the GPU's cache alone, 'GPU+CPU' and so on for today's sizes with lower tiers, as large as the "
+        "largest of them, for lower tiers hold copies. NULL without.",
+    ),
+    ("capacity_blocks", "UBIGINT", "Size of that cache, blocks; of a worker with several ranks: of all of them. NULL for ttl and ideal."),
+    ("ttl_s", "DOUBLE", "Lifetime, seconds; NULL for capacity and ideal."),
     ("hit_tokens", "DOUBLE", "Prompt tokens that it would have hit."),
     ("prompt_tokens", "UBIGINT", "Prompt tokens of the requests: the denominator."),
     ("hit_blocks", "DOUBLE", "The same in full blocks."),
     ("prompt_blocks", "UBIGINT", "Full blocks of the requests."),
-    ("method", "VARCHAR", "exact, or how it was estimated beyond the memory budget."),
-    ("error", "DOUBLE", "Bound or estimate of the error of hit_blocks / prompt_blocks; 0: exact."),
+    (
+        "method",
+        "VARCHAR",
+        "exact; sampled: beyond the memory budget, from a sample of older blocks; rounded: too many different distances in the window.",
+    ),
+    (
+        "error",
+        "DOUBLE",
+        "Error of hit_blocks / prompt_blocks: 0 exact, a bound if rounded, two standard errors if sampled. Errors of several windows may "
+        "point the same way: average them, do not expect them to cancel.",
+    ),
 )
 
 DIVERGENCE = table(
