@@ -33,13 +33,14 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from collector.analytics.analyses import JOURNAL, Analyses, entries_after
+from collector.analytics.analyses import JOURNAL, entries_after
+from collector.analytics.contents_journal import CONTENTS
+from collector.core import Core
 from collector.fold import Fold
 from collector.follow import TOPICS, Follower
 from collector.health import Health, checks
 from collector.join import REMEMBERED
 from collector.metrics import Metrics
-from collector.residency import Residency
 from collector.rollups import LIVE_COLUMNS
 from collector.settings import CollectorSettings
 from collector.standing import AsOf, Standing, standings
@@ -64,7 +65,7 @@ PENDING_BYTES = 128 << 20  # uncommitted kv_events rows and dead letters beyond 
 IDLE_PUBLISHES = 5  # with nothing new, a file is published every so many intervals, so that `published_at` stays fresh
 GATHER_S = 0.03  # pause after a small poll, so that records are taken in slices worth a compiled call
 LIVE_EVERY_S = 5.0  # age of the analyses' open windows in the published file
-ANALYSES = "analyses/"  # before the names of their arrays in a checkpoint
+JOURNALS = (JOURNAL, CONTENTS)
 JOURNAL_BYTES = 64 << 20  # a checkpoint is due then
 UPKEEP_S = 60.0  # for what is under way when the collector stops
 VERSION = metadata.version("warmwatch")
@@ -127,10 +128,10 @@ class Collector:
         removed = sweep(self._segments_dir, {x.name for x in self.manifest} | self._retired.keys())
         if removed:
             log.info("removed %d files that no commit names", len(removed))
-        self.fold, self.analyses = self._new_fold()
+        self.core = Core.of(s)
         self._restore()
         self.follow = Follower(
-            s, self._stream, self.fold, self.health, self._state.positions(), self._checkpoint.get("offsets", {}),
+            s, self._stream, self.core.fold, self.health, self._state.positions(), self._checkpoint.get("offsets", {}),
             clock=self._clock, wait=self._wait,
         )  # fmt: skip
         self.metrics.begin(self.fold.counters)
@@ -143,30 +144,20 @@ class Collector:
                 "Free some space, or name another folder"
             ) from e
 
-    def _new_fold(self) -> tuple[Fold, Analyses]:
-        s = self.settings
-        fold = Fold(
-            Residency(s.recent_events, s.recent_hashes, ghosts=s.ghost_blocks, seen=s.seen_blocks, filtered=s.filter_blocks),
-            lateness_s=s.lateness_s,
-            clock_tolerance_s=s.clock_tolerance_s,
-            outcome_wait_s=s.outcome_wait_s,
-            decision_wait_s=s.decision_wait_s,
-            open_bytes=s.open_bytes,
-        )
-        return fold, Analyses({})
+    @property
+    def fold(self) -> Fold:
+        return self.core.fold
 
     def _restore(self) -> None:
         name = self._checkpoint.get("file")
         if isinstance(name, str):
             try:
-                saved = read_checkpoint(self._checkpoints_dir, name)
-                self.fold.load(saved)
-                self.analyses.load({k.removeprefix(ANALYSES): v for k, v in saved.items() if k.startswith(ANALYSES)})
+                self.core.load(read_checkpoint(self._checkpoints_dir, name))
             except (OSError, ValueError, KeyError) as e:
                 log.warning("the checkpoint %s cannot be read (%s): the cache state is rebuilt from the stream alone", name, e)
                 self._checkpoint = {}
-                self.fold, self.analyses = self._new_fold()
-        fold = self.fold
+                self.core = Core.of(self.settings)
+        fold = self.core.fold
         self._replay(int(self._checkpoint.get("number", 0)))
         sweep_checkpoints(self._checkpoints_dir, name if isinstance(name, str) else None)
         fold.rollups.restore({name: self._state.live(f"live_{name}") for name in LIVE_COLUMNS})
@@ -185,14 +176,17 @@ class Collector:
                 fold.join.remember(row["request_id"], row["decision_missing"], row["outcome_missing"])
 
     def _replay(self, after: int) -> None:
-        """Feeds the analyses what commits after the checkpoint's told them."""
-        for segment in [x for x in self.manifest if x.table == JOURNAL and x.hi > after]:  # in order of commits
+        """Feeds the analyses what the commits after the checkpoint's told them, in their order."""
+        for segment in [x for x in self.manifest if x.table in JOURNALS and x.hi > after]:
             try:
                 rows = read_segments(self._segments_dir, [segment])
             except (OSError, pa.ArrowException) as e:
                 log.warning("the journal %s cannot be read (%s): hotspots, curves and the like miss its requests", segment.name, e)
                 continue
-            self.analyses.replay(entries_after(rows, after))
+            if segment.table == JOURNAL:
+                self.core.analyses.replay(entries_after(rows, after))
+            else:
+                self.core.contents.replay(rows, after)
 
     # the loop
 
@@ -276,10 +270,11 @@ class Collector:
         outputs = fold.outputs()
         if closing:
             outputs |= self._published_buckets(closing)
-        self.analyses.take(fold.take_told())
-        self.analyses.close(newest_complete - self.settings.bucket_close_s)
-        outputs |= {table: from_rows(SCHEMAS[table], rows) for table, rows in self.analyses.outputs().items()}
-        outputs[JOURNAL] = self.analyses.journal(number)
+        analyses, contents = self.core.analyses, self.core.contents
+        analyses.take(fold.take_told())
+        analyses.close(newest_complete - self.settings.bucket_close_s)
+        outputs |= {table: from_rows(SCHEMAS[table], rows) for table, rows in analyses.outputs().items()}
+        outputs |= {JOURNAL: analyses.journal(number), CONTENTS: contents.journal(number)}
         removed: list[Segment] = []
         merged = self._upkeep.take_merged(self.manifest)
         if merged is not None:
@@ -299,7 +294,7 @@ class Collector:
         checkpoint = self._upkeep.take_saved()
         if checkpoint is not None:
             meta["checkpoint"] = checkpoint
-            removed += [s for s in self.manifest if s.table == JOURNAL and s.hi <= checkpoint["number"] and s not in removed]
+            removed += [s for s in self.manifest if s.table in JOURNALS and s.hi <= checkpoint["number"] and s not in removed]
         if fold.loads_changed:
             meta["loads"] = [x.model_dump(mode="json") for x in fold.loads.values()]
         # By the time of the published file, since the one of before still names them when publishing fails.
@@ -329,7 +324,8 @@ class Collector:
             self._retired.pop(name, None)
         self._changed |= bool(change.added or change.removed or change.live)
         self.fold.written()
-        self.analyses.written()
+        self.core.analyses.written()
+        self.core.contents.written()
         self.fold.rollups.dirty.clear()
         self.fold.rollups.drop(closed)
         for start in closed:
@@ -398,7 +394,7 @@ class Collector:
         """Rows of the analyses' open windows; made anew every few seconds, since some take a while to make."""
         if now_s - self._live_rows_at_s >= LIVE_EVERY_S or now_s < self._live_rows_at_s:
             self._live_rows_at_s = now_s
-            self._live_rows = {table: from_rows(SCHEMAS[table], rows) for table, rows in self.analyses.live().items()}
+            self._live_rows = {table: from_rows(SCHEMAS[table], rows) for table, rows in self.core.analyses.live().items()}
         return self._live_rows
 
     def _standings(self, now_s: float) -> list[Standing]:
@@ -414,12 +410,11 @@ class Collector:
 
     def _save(self, now_s: float) -> None:
         self._saved_blocks, self._saved_at_s = self.fold.block_events, now_s
-        state = self.fold.save() | {ANALYSES + k: v for k, v in self.analyses.save().items()}
-        self._upkeep.save(self._state.number, state, self._kv_offsets())
+        self._upkeep.save(self._state.number, self.core.save(), self._kv_offsets())
 
     def _wants_checkpoint(self, now_s: float) -> bool:
         new = self.fold.block_events - self._saved_blocks
-        journal_bytes = sum(s.size_bytes for s in self.manifest if s.table == JOURNAL)
+        journal_bytes = sum(s.size_bytes for s in self.manifest if s.table in JOURNALS)
         if new <= 0 and not journal_bytes:
             return False
         if not self._saved_at_s:
@@ -436,7 +431,7 @@ class Collector:
         s = self.settings
         keep = {t.name: Keep(s.keep_s, s.keep_bytes) for t in SEGMENTED}
         keep["kv_events"] = Keep(s.kv_events_keep_s, s.kv_events_keep_bytes)
-        keep[JOURNAL] = Keep(math.inf, 1 << 62)  # goes with the next checkpoint
+        keep |= dict.fromkeys(JOURNALS, Keep(math.inf, 1 << 62))  # they go with the next checkpoint
         return keep
 
     # stop
@@ -465,7 +460,7 @@ class Collector:
             self._upkeep.wait(UPKEEP_S)
             if not self.fold.again and self.follow.positions:
                 self._commit(now_s)
-                journaled = any(s.table == JOURNAL for s in self.manifest)
+                journaled = any(s.table in JOURNALS for s in self.manifest)
                 if not self._upkeep.saving and (self.fold.block_events > self._saved_blocks or journaled):
                     self._save(now_s)
                 if self._upkeep.saving:

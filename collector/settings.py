@@ -67,6 +67,9 @@ class CollectorSettings(Settings):
         description="keys of each of two generations of the filters of lost and of seen blocks; 12 to 24 bits each in each filter; "
         "not less than ghost_blocks and seen_blocks. What came before is forgotten",
     )
+    content_entries: int = Field(
+        2_000_000, ge=1000, description="pieces of prompt text known as seen, to tell what diverged from what is new; about 40 bytes each"
+    )
     checkpoint_blocks: int = Field(4_000_000, ge=1, description="block events after which the cache state is saved anew")
     checkpoint_interval_s: float = Field(300.0, gt=0, description="seconds after which it is saved anew if anything changed")
     bucket_close_s: float = Field(30.0, ge=10, description="seconds after its end at which a 10 s bucket becomes a segment")

@@ -1,0 +1,73 @@
+"""The collector's state put together: the fold, what it asks while it attributes, and the analyses that are fed with what it tells.
+
+    fold --asks--> contents (what text was seen), costs (what a prefill costs), uses (when a block was used)
+      +--told requests--> analyses: uses, costs, divergence, hotspots, reuse curves
+
+A checkpoint holds all of it; see analytics/analyses.py for what of it is journaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy.typing as npt
+
+from collector.analytics.analyses import Analyses
+from collector.analytics.attributed import Analysis
+from collector.analytics.content_index import ContentIndex
+from collector.analytics.contents_journal import ContentsJournal
+from collector.analytics.divergence import Divergence
+from collector.analytics.holders import holders
+from collector.analytics.hotspots import Hotspots
+from collector.fold import Fold
+from collector.residency import Residency
+from collector.settings import CollectorSettings
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Core:
+    fold: Fold
+    contents: ContentsJournal
+    analyses: Analyses
+
+    @classmethod
+    def of(cls, s: CollectorSettings) -> Self:
+        """An empty one. Raises SettingsError for a fleet file that cannot be read."""
+        contents, costs = ContentsJournal(ContentIndex(s.content_entries)), s.cost_model()
+        fold = Fold(
+            Residency(s.recent_events, s.recent_hashes, ghosts=s.ghost_blocks, seen=s.seen_blocks, filtered=s.filter_blocks),
+            lateness_s=s.lateness_s,
+            clock_tolerance_s=s.clock_tolerance_s,
+            outcome_wait_s=s.outcome_wait_s,
+            decision_wait_s=s.decision_wait_s,
+            open_bytes=s.open_bytes,
+            contents=contents,
+            costs=costs,
+        )
+        parts: dict[str, Analysis] = {
+            "uses": fold.uses,
+            "costs": costs,
+            "divergence": Divergence(),
+            "hotspots": Hotspots(lambda prefix: holders(fold.residency, fold.workers, prefix)),
+        }
+        return cls(fold, contents, Analyses(parts))
+
+    def save(self) -> dict[str, npt.NDArray[Any]]:
+        """Copies of all that `load` needs. Right after a commit."""
+        return {
+            **self.fold.save(),
+            **{f"analyses/{name}": value for name, value in self.analyses.save().items()},
+            **{f"contents/{name}": value for name, value in self.contents.save().items()},
+        }
+
+    def load(self, saved: Arrays) -> None:
+        """A checkpoint of an earlier version may lack parts: these begin empty. Raises KeyError, ValueError for a damaged one."""
+        self.fold.load(saved)
+        for prefix, part in (("analyses/", self.analyses), ("contents/", self.contents)):
+            mine = {name.removeprefix(prefix): value for name, value in saved.items() if name.startswith(prefix)}
+            if mine:
+                part.load(mine)
