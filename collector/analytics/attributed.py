@@ -80,8 +80,9 @@ class Attributed:
 class Analysis(Protocol):
     """One analysis: pure, bounded, and equal for equal input. Its windows are `WINDOW_S` long and start at multiples of it."""
 
-    tables: tuple[str, ...]
-    """Published tables that it fills."""
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Published tables that it fills."""
 
     def take(self, requests: Sequence[Attributed]) -> None:
         """Counts requests, in the order of telling. One whose window is closed counts in the oldest open one."""

@@ -21,7 +21,8 @@ CONTENTS = "journal_contents"
 """Name of the segments that hold it; not published."""
 _TYPES: dict[str, pa.DataType] = {
     "commit": pa.uint64(), "time_s": pa.float64(), "pool": pa.string(), "namespace": pa.uint64(), "block_size": pa.uint32(),
-    "first_token": pa.uint32(), "prompt_tokens": pa.uint32(), "fingerprints": pa.binary(), "chunks": pa.binary(), "chunk_tokens": pa.binary(),
+    "first_token": pa.uint32(), "prompt_tokens": pa.uint32(), "fingerprints": pa.binary(), "chunks": pa.binary(),
+    "chunk_tokens": pa.binary(),
 }  # fmt: skip
 SCHEMA = pa.schema(_TYPES)
 
