@@ -50,13 +50,11 @@ from collector.attribution.history import (
     load_memory,
     make_memory,
     note_all_seen,
-    note_removal,
+    note_removals,
     note_seen,
-    note_store,
+    note_stores,
     save_memory,
     ticks_of,
-    touch_ghosts,
-    touch_history,
 )
 from collector.attribution.history import MAX_GROUPS as MAX_GROUPS
 from collector.slots import add, kept, rebuild, take, touch
@@ -90,6 +88,7 @@ MAX_LOST = 1 << 32  # batches that one mark or jump can tell of: no sum of them 
 MAX_BUCKETS = 4096  # 10 s each, of one slice
 MAX_CELLS = 1 << 20  # workers times buckets of one slice
 LOAD = 0.7
+CHUNK = 256  # blocks of an event whose places in memory are read at once, before the first is looked up
 SEEN = 64  # records at one clock that are told from their repetition
 
 WORKER = np.dtype(
@@ -128,6 +127,8 @@ class Tally:
 def _push(ring, heads, w, kind, tier, group, trust, seq, time_s, parent, instance):  # type: ignore[no-untyped-def]
     at = heads[0] & (len(ring) - 1)
     e = ring[at]
+    if heads[0] >= len(ring):
+        heads[2] = max(heads[2], np.int64(e["time_s"] * 1e6))
     e["kind"] = kind
     e["tier"] = tier
     e["group"] = group
@@ -206,6 +207,7 @@ def _apply(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Applies records lo..hi. Returns (ids used, slots used, noise). used_slots counts entries of forgotten instances, too."""
     h_mask = len(ring_hashes) - 1
+    chunk = min(CHUNK, len(ring_hashes))
     seen = np.uint64(0)
     for r in range(lo, hi):
         if not ok[r]:
@@ -275,18 +277,22 @@ def _apply(  # type: ignore[no-untyped-def]
                 if e["block_size"] != 0:
                     w["block_size"] = e["block_size"]
                 at = _push(ring, heads, w, kind, tier, group, w["trust"], seq, time_s, e["parent"], w["instance"])
-                seen |= touch(table, event_hashes, h_at, h_at + count, owner)
-                seen |= touch_history(memory, event_hashes, h_at, h_at + count, who)
-                ticks = ticks_of(time_s)
-                for i in range(h_at, h_at + count):
-                    h = event_hashes[i]
-                    before = add(table, h, owner, 1)
-                    if before == 0:
-                        w["distinct"] += 1
-                        used_slots += 1
-                    ring_hashes[heads[1] & h_mask] = h
-                    ring_prior[heads[1] & h_mask] = note_store(memory, table, retired, who, w["instance"], w["owners"], h, before, ticks)
-                    heads[1] += 1
+                for low_at in range(h_at, h_at + count, chunk):
+                    high_at, start = min(low_at + chunk, h_at + count), heads[1]
+                    seen |= touch(table, event_hashes, low_at, high_at, owner)
+                    for i in range(low_at, high_at):
+                        h = event_hashes[i]
+                        before = add(table, h, owner, 1)
+                        if before == 0:
+                            w["distinct"] += 1
+                            used_slots += 1
+                        ring_hashes[heads[1] & h_mask] = h
+                        ring_prior[heads[1] & h_mask] = min(before, 1)
+                        heads[1] += 1
+                    seen |= note_stores(
+                        memory, table, retired, who, w["instance"], w["owners"], event_hashes, low_at, high_at, ring_prior, start,
+                        ticks_of(time_s),
+                    )  # fmt: skip
                 ring[at]["count"] = count
                 w["resident"] += count
                 if w["resident"] > w["peak"]:
@@ -295,24 +301,26 @@ def _apply(  # type: ignore[no-untyped-def]
             elif kind == _REMOVED:
                 owner = np.uint64(w["instance"]) << np.uint64(10) | low
                 at = _push(ring, heads, w, kind, tier, group, w["trust"], seq, time_s, e["parent"], w["instance"])
-                n = 0
-                seen |= touch(table, event_hashes, h_at, h_at + count, owner)
-                seen |= touch_ghosts(memory, event_hashes, h_at, h_at + count, who)
-                ticks = ticks_of(time_s)
-                for i in range(h_at, h_at + count):
-                    h = event_hashes[i]
-                    before = take(table, h, owner)
-                    if before == 0:
-                        w["unknown_removals"] += 1
-                        continue
-                    if before == 1:
-                        w["distinct"] -= 1
-                        used_slots -= 1
-                        note_removal(memory, table, who, w["owners"], h, ticks)
-                    ring_hashes[heads[1] & h_mask] = h
-                    ring_prior[heads[1] & h_mask] = 0
-                    heads[1] += 1
-                    n += 1
+                h_from = heads[1]
+                for low_at in range(h_at, h_at + count, chunk):
+                    high_at, start = min(low_at + chunk, h_at + count), heads[1]
+                    seen |= touch(table, event_hashes, low_at, high_at, owner)
+                    for i in range(low_at, high_at):
+                        h = event_hashes[i]
+                        before = take(table, h, owner)
+                        if before == 0:
+                            w["unknown_removals"] += 1
+                            continue
+                        if before == 1:
+                            w["distinct"] -= 1
+                            used_slots -= 1
+                        ring_hashes[heads[1] & h_mask] = h
+                        ring_prior[heads[1] & h_mask] = before == 1
+                        heads[1] += 1
+                    seen |= note_removals(
+                        memory, table, who, w["owners"], ring_hashes, ring_prior, start, heads[1] - start, ticks_of(time_s)
+                    )
+                n = heads[1] - h_from
                 ring[at]["count"] = n
                 w["resident"] -= n
                 t[REMOVED_BLOCKS] += count
@@ -439,7 +447,8 @@ class Residency:
         self.ring: npt.NDArray[np.void] = np.zeros(recent_events, EVENT)
         self.ring_hashes = np.zeros(recent_hashes, np.uint64)
         self.ring_prior = np.zeros(recent_hashes, np.uint32)
-        self.heads = np.zeros(2, np.int64)  # next event, next hash: both count up for ever
+        # Next event, next hash: both count up for ever. Newest time of an event that the ring has forgotten (unix microseconds).
+        self.heads = np.zeros(3, np.int64)
         # instance -> ring event that retired it; -1: current; -2: free, or nobody will read it again. Instance 0 is nobody's.
         # Zeros, since pages that are never touched cost nothing: what lies above `_next_instance` is not read.
         self.retired = np.zeros(INSTANCES, np.int64)
@@ -553,12 +562,13 @@ class Residency:
 
     def save(self, ring_from_s: float = -np.inf) -> dict[str, npt.NDArray[Any]]:
         """Copies of all that `load` needs. The ring is cut to the events at or after ring_from_s (unix seconds)."""
-        e_head, h_head = (int(x) for x in self.heads)
+        e_head, h_head, forgotten_us = (int(x) for x in self.heads)
         e_low, h_low = (int(x) for x in self.reach())
         held = _ring_slice(self.ring, e_low, e_head)
         wanted = np.flatnonzero((held["time_s"] >= ring_from_s) & (held["start"] >= h_low))
         cut = int(wanted[0]) if len(wanted) else len(held)
         h_low = int(held["start"][cut]) if cut < len(held) else h_head
+        forgotten_us = max(forgotten_us, int(held["time_s"][:cut].max(initial=0.0) * 1e6))
         entries = np.empty((self.used_slots, 2), np.uint64)
         n = int(kept(self.table, self._keep(), entries))
         return {
@@ -569,6 +579,7 @@ class Residency:
             "ring_hashes": _ring_slice(self.ring_hashes, h_low, h_head),
             "ring_prior": _ring_slice(self.ring_prior, h_low, h_head),
             "heads": np.array([e_head, h_head, self._next_instance], np.int64),
+            "forgotten_us": np.array([forgotten_us], np.int64),
             "retired": self.retired[: self._next_instance].copy(),
             **save_memory(self.memory, self.count),
         }
@@ -596,7 +607,10 @@ class Residency:
         self.ring_hashes[np.arange(h_head - len(blocks), h_head) & (len(self.ring_hashes) - 1)] = blocks
         prior = saved.get("ring_prior", np.full(len(blocks), PRIOR_UNKNOWN, np.uint32))[-len(self.ring_prior) :]
         self.ring_prior[np.arange(h_head - len(blocks), h_head) & (len(self.ring_prior) - 1)] = prior
-        self.heads[:] = e_head, h_head
+        newest_us = int(saved["workers"]["last_time_s"].max(initial=0.0) * 1e6)  # a checkpoint of an earlier version does not say more
+        forgotten_us = int(saved["forgotten_us"][0]) if "forgotten_us" in saved else newest_us
+        dropped = saved["ring"][: len(saved["ring"]) - len(events)]
+        self.heads[:] = e_head, h_head, max(forgotten_us, int(dropped["time_s"].max(initial=0.0) * 1e6))
         self.ring_floor = e_head - len(events), h_head - len(blocks)
         if "history_meta" in saved:
             self.memory = load_memory(self.memory, saved, len(self.workers))
@@ -608,6 +622,11 @@ class Residency:
 
     ring_floor: tuple[int, int] = (0, 0)
     """(event, hash) below which the ring holds nothing, after `load`."""
+
+    @property
+    def forgotten_s(self) -> float:
+        """The ring still has all events that happened after this (unix seconds), though perhaps not their hashes: see `reach`."""
+        return int(self.heads[2] + 1) / 1e6
 
     def reach(self) -> I64:
         """(event, hash): the oldest that can still be read."""

@@ -51,6 +51,7 @@ TICKS_PER_S = 100
 PRIOR_UNKNOWN = RESIDENT << FATE_SHIFT | LONG
 
 LIVES = 8
+_CHUNK = 64  # keys that a filter takes at once
 MAX_WORKERS = 1 << 22
 MAX_GROUPS = 16  # groups above are counted together with the last one
 FILTER_BITS = 12  # a key, when a generation is full
@@ -146,6 +147,18 @@ def _filter_add(lines, generation, key, kind):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
+def _filter_add_all(lines, generation, keys, kinds, n):  # type: ignore[no-untyped-def]
+    """Adds keys[:n]. Their lines are read first: independent reads overlap in the memory system."""
+    mask = np.uint64(len(lines) - 1)
+    noise = np.uint64(0)
+    for i in range(n):
+        noise |= lines[np.int64(keys[i] & mask), generation, 0]
+    for i in range(n):
+        _filter_add(lines, generation, keys[i], kinds[i])
+    return noise
+
+
+@numba.njit(cache=True)
 def _filter_has(lines, generation, key, kind):  # type: ignore[no-untyped-def]
     at = np.int64(key & np.uint64(len(lines) - 1))
     bits = _mixed(key + np.uint64(kind))
@@ -196,39 +209,39 @@ def _free_slot(ghosts, hole):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def _ghost_take(m, h, worker):  # type: ignore[no-untyped-def]
+def _ghost_take(ghosts, meta, h, worker):  # type: ignore[no-untyped-def]
     """Takes a ghost out; returns its second word, 0: there was none."""
-    mask = np.int64(len(m.ghosts) - 1)
+    mask = np.int64(len(ghosts) - 1)
     i = home_of(h, worker, np.uint64(mask))
     while True:
-        rest = m.ghosts[i, 1]
+        rest = ghosts[i, 1]
         if rest == 0:
             return rest
-        if m.ghosts[i, 0] == h and rest >> _WORKER == worker:
+        if ghosts[i, 0] == h and rest >> _WORKER == worker:
             break
         i = (i + 1) & mask
-    m.meta[_G_N + np.int64(rest >> _GENERATION & np.uint64(1))] -= 1
-    _free_slot(m.ghosts, i)
+    meta[_G_N + np.int64(rest >> _GENERATION & np.uint64(1))] -= 1
+    _free_slot(ghosts, i)
     return rest
 
 
 @numba.njit(cache=True)
-def _ghost_set(m, h, worker, fate, ticks):  # type: ignore[no-untyped-def]
-    now = m.meta[_G_NOW]
+def _ghost_set(ghosts, meta, h, worker, fate, ticks):  # type: ignore[no-untyped-def]
+    now = meta[_G_NOW]
     word = worker << _WORKER | np.uint64(now) << _GENERATION | np.uint64(fate) << _FATE | np.uint64(ticks)
-    mask = np.int64(len(m.ghosts) - 1)
+    mask = np.int64(len(ghosts) - 1)
     i = home_of(h, worker, np.uint64(mask))
     while True:
-        rest = m.ghosts[i, 1]
+        rest = ghosts[i, 1]
         if rest == 0:
             break
-        if m.ghosts[i, 0] == h and rest >> _WORKER == worker:
-            m.meta[_G_N + np.int64(rest >> _GENERATION & np.uint64(1))] -= 1
+        if ghosts[i, 0] == h and rest >> _WORKER == worker:
+            meta[_G_N + np.int64(rest >> _GENERATION & np.uint64(1))] -= 1
             break
         i = (i + 1) & mask
-    m.ghosts[i, 0] = h
-    m.ghosts[i, 1] = word
-    m.meta[_G_N + now] += 1
+    ghosts[i, 0] = h
+    ghosts[i, 1] = word
+    meta[_G_N + now] += 1
 
 
 @numba.njit(cache=True)
@@ -247,20 +260,30 @@ def _gone_add(m, h, worker, fate):  # type: ignore[no-untyped-def]
 @numba.njit(cache=True)
 def _turn_ghosts(m):  # type: ignore[no-untyped-def]
     """The older generation goes into the filter; the newer one becomes the older."""
-    old = 1 - m.meta[_G_NOW]
-    _make_filter_room(m, m.meta[_G_N + old])
-    mask = np.int64(len(m.ghosts) - 1)
+    ghosts, meta = m.ghosts, m.meta
+    old = 1 - meta[_G_NOW]
+    _make_filter_room(m, meta[_G_N + old])
+    now = meta[_F_NOW]
+    meta[_F_N + now] += meta[_G_N + old]
+    keys, kinds, n = np.empty(_CHUNK, np.uint64), np.empty(_CHUNK, np.uint8), 0
+    mask = np.int64(len(ghosts) - 1)
     gap = np.int64(0)
-    while m.ghosts[gap, 1] != 0:
+    while ghosts[gap, 1] != 0:
         gap += 1
     for k in range(1, mask + 1):  # from a gap on: what moves up to fill a hole was not looked at yet, and never passes the gap
         i = (gap + k) & mask
-        while m.ghosts[i, 1] != 0 and np.int64(m.ghosts[i, 1] >> _GENERATION & np.uint64(1)) == old:
-            rest = m.ghosts[i, 1]
-            _gone_add(m, m.ghosts[i, 0], rest >> _WORKER, np.int64(rest >> _FATE & np.uint64(3)))
-            _free_slot(m.ghosts, i)
-    m.meta[_G_N + old] = 0
-    m.meta[_G_NOW] = old
+        while ghosts[i, 1] != 0 and np.int64(ghosts[i, 1] >> _GENERATION & np.uint64(1)) == old:
+            rest = ghosts[i, 1]
+            keys[n] = _key(ghosts[i, 0], (rest >> _WORKER) + np.uint64(1))
+            kinds[n] = rest >> _FATE & np.uint64(3)
+            n += 1
+            if n == _CHUNK:
+                _filter_add_all(m.gone_filter, now, keys, kinds, n)
+                n = 0
+            _free_slot(ghosts, i)
+    _filter_add_all(m.gone_filter, now, keys, kinds, n)
+    meta[_G_N + old] = 0
+    meta[_G_NOW] = old
 
 
 # seen
@@ -295,33 +318,46 @@ def _seen_pour(m, table, retired):  # type: ignore[no-untyped-def]
                 _filter_add(m.seen_filter, now, _key(m.ghosts[i, 0], 0), 0)
                 meta[_S_N + now] += 1
     now = meta[_S_NOW]
+    keys, kinds, n = np.empty(_CHUNK, np.uint64), np.zeros(_CHUNK, np.uint8), 0
     for i in range(len(m.seen)):
         if m.seen[i] != 0:
-            _filter_add(m.seen_filter, now, _key(m.seen[i], 0), 0)
+            keys[n] = _key(m.seen[i], 0)
+            n += 1
+            if n == _CHUNK:
+                _filter_add_all(m.seen_filter, now, keys, kinds, n)
+                n = 0
             m.seen[i] = np.uint64(0)
+    _filter_add_all(m.seen_filter, now, keys, kinds, n)
     meta[_S_N + now] += meta[_SEEN_N]
     meta[_SEEN_N] = 0
 
 
 @numba.njit(cache=True)
+def _note_seen(seen, seen_filter, meta, h):  # type: ignore[no-untyped-def]
+    """`note_seen` without `_seen_pour`, which must follow when the budget is used up."""
+    h = max(h, np.uint64(1))
+    at = _seen_slot(seen, h)
+    if seen[at] != 0:
+        return False
+    known = False
+    if meta[_S_N] + meta[_S_N + 1] > 0:
+        now = meta[_S_NOW]
+        key = _key(h, 0)
+        if _filter_has(seen_filter, now, key, 0):
+            return False
+        known = _filter_has(seen_filter, 1 - now, key, 0)  # noted anew: that generation is the next to be forgotten
+    seen[at] = h
+    meta[_SEEN_N] += 1
+    return not known
+
+
+@numba.njit(cache=True)
 def note_seen(m, table, retired, h):  # type: ignore[no-untyped-def]
     """Notes that a worker has the block; True: none ever had, as far as memory goes."""
-    h = max(h, np.uint64(1))
-    at = _seen_slot(m.seen, h)
-    if m.seen[at] != 0:
-        return False
-    now = m.meta[_S_NOW]
-    known = False
-    if m.meta[_S_N] + m.meta[_S_N + 1] > 0:
-        key = _key(h, 0)
-        if _filter_has(m.seen_filter, now, key, 0):
-            return False
-        known = _filter_has(m.seen_filter, 1 - now, key, 0)  # noted anew: that generation is the next to be forgotten
-    m.seen[at] = h
-    m.meta[_SEEN_N] += 1
+    new = _note_seen(m.seen, m.seen_filter, m.meta, h)
     if m.meta[_SEEN_N] >= m.meta[_SEEN_BUDGET]:
         _seen_pour(m, table, retired)
-    return not known
+    return new
 
 
 @numba.njit(cache=True)
@@ -436,11 +472,11 @@ def _settle(m, table, workers):  # type: ignore[no-untyped-def]
         if _life_with(m, table, who, owners, h) > nth:
             continue
         if held_anywhere(table, workers[who]["instance"], owners, h):
-            _ghost_take(m, h, np.uint64(who))  # came back with a snapshot: an older loss is no news
+            _ghost_take(m.ghosts, m.meta, h, np.uint64(who))  # came back with a snapshot: an older loss is no news
         elif exact[place]:
-            _ghost_set(m, h, np.uint64(who), CLEARED, m.lives[who, nth]["ticks"])
+            _ghost_set(m.ghosts, m.meta, h, np.uint64(who), CLEARED, m.lives[who, nth]["ticks"])
         else:
-            _ghost_take(m, h, np.uint64(who))
+            _ghost_take(m.ghosts, m.meta, h, np.uint64(who))
             _gone_add(m, h, np.uint64(who), CLEARED)
     for worker in range(len(m.lives_n)):
         for k in range(m.lives_n[worker]):
@@ -453,48 +489,60 @@ def _settle(m, table, workers):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def touch_history(m, hashes, lo, hi, worker):  # type: ignore[no-untyped-def]
-    """Reads what the next look-ups of hashes[lo:hi] need: independent reads overlap in the memory system."""
-    g_mask, s_mask = np.uint64(len(m.ghosts) - 1), np.uint64(len(m.seen) - 1)
+def _touch(m, hashes, lo, hi, worker):  # type: ignore[no-untyped-def]
+    """Reads what the look-ups of hashes[lo:hi] need: independent reads overlap in the memory system."""
+    ghosts, seen, lines = m.ghosts, m.seen, m.seen_filter
+    g_mask, s_mask, f_mask = np.uint64(len(ghosts) - 1), np.uint64(len(seen) - 1), np.uint64(len(lines) - 1)
     noise = np.uint64(0)
     for i in range(lo, hi):
-        noise |= m.ghosts[home_of(hashes[i], worker, g_mask), 1] | m.seen[home_of(hashes[i], np.uint64(0), s_mask)]
+        noise |= ghosts[home_of(hashes[i], worker, g_mask), 1]
+    for i in range(lo, hi):
+        noise |= seen[home_of(hashes[i], np.uint64(0), s_mask)]
     if m.meta[_S_N] + m.meta[_S_N + 1] > 0:
-        f_mask = np.uint64(len(m.seen_filter) - 1)
         for i in range(lo, hi):
-            noise |= m.seen_filter[np.int64(_key(hashes[i], 0) & f_mask), 0, 0]
+            at = np.int64(_key(hashes[i], 0) & f_mask)
+            noise |= lines[at, 0, 0] | lines[at, 1, 0]
     return noise
 
 
 @numba.njit(cache=True)
-def touch_ghosts(m, hashes, lo, hi, worker):  # type: ignore[no-untyped-def]
-    """`touch_history` for removals."""
-    mask = np.uint64(len(m.ghosts) - 1)
-    noise = np.uint64(0)
+def note_stores(m, table, retired, worker, instance, owners, hashes, lo, hi, priors, start, ticks):  # type: ignore[no-untyped-def]
+    """A worker has stored hashes[lo:hi] on one tier and group.
+
+    priors: a ring, where the copies there were of each before (on that tier and group) stand from `start` on. They become priors.
+    """
+    noise = _touch(m, hashes, lo, hi, worker)
+    ghosts, seen, seen_filter, meta = m.ghosts, m.seen, m.seen_filter, m.meta
+    mask = len(priors) - 1
+    over = m.lives_n[worker] > 0
+    several = owners & (owners - np.uint64(1)) != 0
     for i in range(lo, hi):
-        noise |= m.ghosts[home_of(hashes[i], worker, mask), 1]
+        h = hashes[i]
+        at = (start + i - lo) & mask
+        before = priors[at]
+        ghost = _ghost_take(ghosts, meta, h, worker)
+        life = -1
+        if over:
+            life = supersede_lives(m, table, worker, owners, h)
+        if before > 0:
+            priors[at] = RESIDENT << FATE_SHIFT
+            continue
+        # On another tier or group; this one's entry is in the table already.
+        elsewhere = several and _copies_of(table, instance, owners, h) > 1
+        if ghost == 0 and life < 0 and not elsewhere:
+            new = _note_seen(seen, seen_filter, meta, h)
+            if meta[_SEEN_N] >= meta[_SEEN_BUDGET]:
+                _seen_pour(m, table, retired)
+            if new:
+                priors[at] = NEW_ANYWHERE
+                continue
+        fate, since = _resolve(m, worker, h, ghost, life, elsewhere)
+        if fate in (NEVER, RESIDENT):
+            priors[at] = fate << FATE_SHIFT
+        else:
+            gone = np.int64(LONG) if since < 0 else min(max(ticks - since, np.int64(0)), np.int64(LONG - 1))
+            priors[at] = fate << FATE_SHIFT | gone
     return noise
-
-
-@numba.njit(cache=True)
-def note_store(m, table, retired, worker, instance, owners, h, before, ticks):  # type: ignore[no-untyped-def]
-    """A worker stores a block of which it had `before` copies on that tier and group. Returns the prior, u32."""
-    ghost = _ghost_take(m, h, worker)
-    life = -1
-    if m.lives_n[worker] > 0:
-        life = supersede_lives(m, table, worker, owners, h)
-    if before > 0:
-        return np.uint32(RESIDENT << FATE_SHIFT)
-    elsewhere = False  # on another tier or group; this one's entry is in the table already
-    if owners & (owners - np.uint64(1)):
-        elsewhere = _copies_of(table, instance, owners, h) > 1
-    if ghost == 0 and life < 0 and not elsewhere and note_seen(m, table, retired, h):
-        return np.uint32(NEW_ANYWHERE)
-    fate, since = _resolve(m, worker, h, ghost, life, elsewhere)
-    if fate in (NEVER, RESIDENT):
-        return np.uint32(fate << FATE_SHIFT)
-    gone = np.int64(LONG) if since < 0 else min(max(ticks - since, np.int64(0)), np.int64(LONG - 1))
-    return np.uint32(fate << FATE_SHIFT | gone)
 
 
 @numba.njit(cache=True)
@@ -538,13 +586,28 @@ def _resolve(m, worker, h, ghost, life, elsewhere):  # type: ignore[no-untyped-d
 
 
 @numba.njit(cache=True)
-def note_removal(m, table, worker, owners, h, ticks):  # type: ignore[no-untyped-def]
-    """The last copy of a block on a tier and group of the worker is gone."""
-    if m.lives_n[worker] > 0:
-        supersede_lives(m, table, worker, owners, h)
-    if 2 * (m.meta[_G_N + m.meta[_G_NOW]] + 1) > m.meta[_G_BUDGET]:
-        _turn_ghosts(m)
-    _ghost_set(m, h, worker, EVICTED, ticks)
+def note_removals(m, table, worker, owners, ring_hashes, last, start, n, ticks):  # type: ignore[no-untyped-def]
+    """A worker removed n blocks from one tier and group.
+
+    ring_hashes, last: rings; from `start` on the blocks, and 1 where the last copy there went. `last` becomes 0.
+    """
+    ghosts, meta = m.ghosts, m.meta
+    mask, g_mask = len(last) - 1, np.uint64(len(ghosts) - 1)
+    noise = np.uint64(0)
+    for i in range(start, start + n):
+        noise |= ghosts[home_of(ring_hashes[i & mask], worker, g_mask), 1]
+    over = m.lives_n[worker] > 0
+    for i in range(start, start + n):
+        at = i & mask
+        if last[at] == 0:
+            continue
+        last[at] = 0
+        if over:
+            supersede_lives(m, table, worker, owners, ring_hashes[at])
+        if 2 * (meta[_G_N + meta[_G_NOW]] + 1) > meta[_G_BUDGET]:
+            _turn_ghosts(m)
+        _ghost_set(ghosts, meta, ring_hashes[at], worker, EVICTED, ticks)
+    return noise
 
 
 # answers as of now
