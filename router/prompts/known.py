@@ -81,9 +81,9 @@ class Known:
     """A conversation of `len(messages)` messages, its `characters` of text up to the border, and what stays of it in longer ones.
 
     odd: what `==` passes over of the messages. text: up to the border and a little beyond (other templates than growing ones). stem: ids up
-    to the border. rest: text behind the border that stays (growing templates). tail: ids behind the border, of this very conversation; None
-    where the template asks for the date, or nobody asked for this conversation itself. short: the same without its last message, whose
-    arrays are parts of these.
+    to the border. rest: text behind the border that stays, and end: what the template writes behind all messages (growing templates; it
+    depends on the first message and the front alone). tail: ids behind the border, of this very conversation; None where the template asks
+    for the date, or nobody asked for this conversation itself. short: the same without its last message, whose arrays are parts of these.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -94,6 +94,7 @@ class Known:
     characters: int
     stem: U32
     rest: str
+    end: str | None
     tail: U32 | None
     held_bytes: int
     short: tuple[int, Known] | None = None  # by its mark
@@ -161,12 +162,15 @@ class KnownChats:
         if most_characters and len(behind) + (0 if base is None else base.characters) > most_characters:
             raise TooLong
         growing_from = len(stays) if grows else len(behind) - _UNSURE_CHARACTERS
-        found = self._made(chat.messages, marks, front, base, stays, last, behind, growing_from, new_characters, template.timeless, text)
+        end = behind[len(stays) :] if grows else None
+        found = self._made(
+            chat.messages, marks, front, base, stays, last, end, behind, growing_from, new_characters, template.timeless, text
+        )  # fmt: skip
         if found is not None and found.made is not None:
             self._told(hit=base is not None)
             self._keep(marks[-1], found.made)
             if len(begin) >= _FIRST_CHARACTERS and len(chat.messages) > 1:
-                self._keep_first(chat.messages[:1], front, begin, marks[0])
+                self._keep_first(chat.messages[:1], front, begin, end, marks[0])
         return found
 
     def _texts(
@@ -180,6 +184,10 @@ class KnownChats:
             base = known if known is not None and known.text and text.startswith(known.text) else None
             return base, "", "", 0, text if base is None else text[base.characters :], text
         if known is not None:
+            plain = None if template.verbatim is None or known.end is None else template.verbatim.pieces(messages[len(known.messages) :])
+            if plain is not None and known.end is not None:
+                stays = known.rest + "".join(plain)
+                return known, "", stays, len(plain[-1]) if len(plain) > 1 else 0, stays + known.end, ""
             new = [messages[0], *messages[len(known.messages) :]]
             *pieces, tail = template.new_pieces(self._tokenizer.conversation(template, new), values)
             stays = known.rest + "".join(pieces)
@@ -190,7 +198,7 @@ class KnownChats:
 
     def _made(
         self, messages: Sequence[Mapping[str, Any]], marks: list[int], front: _Front, base: Known | None, stays: str, last: int,
-        behind: str, growing_from: int, new_characters: int | None, timeless: bool, text: str,
+        end: str | None, behind: str, growing_from: int, new_characters: int | None, timeless: bool, text: str,
     ) -> ChatIds | None:  # fmt: skip
         found = self._segments.ids_and_borders(behind, (growing_from, len(stays) - last), new_characters)
         if found is None:
@@ -204,7 +212,7 @@ class KnownChats:
             messages, before = [*base.messages, *new], base.characters
             messages_bytes, odd = base.messages_bytes + messages_bytes, base.odd + odd
         begun, rest = text[: before + border + self._segments.longest], stays[border:]
-        held_bytes = _ENTRY_BYTES + messages_bytes + 2 * ids.nbytes + sum(map(sys.getsizeof, (messages, odd, begun, rest)))
+        held_bytes = _ENTRY_BYTES + messages_bytes + 2 * ids.nbytes + sum(map(sys.getsizeof, (messages, odd, begun, rest, end)))
         short = None
         if last and short_border:  # else nothing new is known of it
             stem = ids[: short_tokens + (0 if base is None else len(base.stem))]
@@ -213,18 +221,18 @@ class KnownChats:
             held_bytes += _ENTRY_BYTES + sum(map(sys.getsizeof, (all_but_one, short_rest, short_odd)))
             short = marks[-2], Known(
                 all_but_one, messages_bytes - _bytes_of(messages[-1]), short_odd, front, "", before + short_border, stem, short_rest,
-                None, 0,
+                end, None, 0,
             )  # fmt: skip
         made = Known(
-            messages, messages_bytes, odd, front, begun, before + border, ids[:border_tokens], rest,
+            messages, messages_bytes, odd, front, begun, before + border, ids[:border_tokens], rest, end,
             ids[border_tokens:] if timeless else None, held_bytes, short,
         )  # fmt: skip
         return ChatIds(ids, base, made)
 
-    def _keep_first(self, first: Sequence[Mapping[str, Any]], front: _Front, begin: str, mark: int) -> None:
+    def _keep_first(self, first: Sequence[Mapping[str, Any]], front: _Front, begin: str, end: str | None, mark: int) -> None:
         """The first message by itself, for other conversations that share it."""
         if mark not in self._kept:
-            found = self._made(first, [mark], front, None, begin, 0, begin, len(begin), None, False, "")
+            found = self._made(first, [mark], front, None, begin, 0, end, begin, len(begin), None, False, "")
             if found is not None and found.made is not None:
                 self._keep(mark, found.made)
 

@@ -32,6 +32,7 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from router.prompts.conversation import UnsupportedPrompt
+from router.prompts.verbatim import Verbatim
 
 _IMPURE = frozenset(("cycler", "joiner", "lipsum"))
 _MARK = f"\x00warmwatch {secrets.token_hex(16)}\x00"
@@ -50,12 +51,13 @@ class ChatTemplate:
     """One template, compiled. variables: the names that it takes from outside. timeless: it does not ask for the date.
 
     marked, behind: of a growing template, with _MARK before each message's piece and before the tail; `behind` without what only writes the
-    head. None: not of the growing form.
+    head. verbatim: its pieces of plain messages. None: not of the growing form.
     """
 
     compiled: jinja2.Template
     marked: jinja2.Template | None
     behind: jinja2.Template | None
+    verbatim: Verbatim | None
     wrap_parts: bool
     knows_developer: bool
     knows_reasoning: bool
@@ -68,12 +70,16 @@ class ChatTemplate:
         tree = env.parse(source)
         knows = '"developer"' in source or "'developer'" in source
         timeless = "strftime_now" not in source
-        marked = behind = None
+        marked = behind = verbatim = None
+        wraps = _loops_over_content(tree)
         if timeless and _grows(tree):
             marked, behind = _with_marks(env, source, head=True), _with_marks(env, source, head=False)
+            loop = _message_loop(tree)
+            assert loop is not None
+            verbatim = Verbatim(loop.body, loop.target.name, wraps)
         variables = frozenset(find_undeclared_variables(tree))
         reasons = "reasoning" in source
-        return cls(env.from_string(source), marked, behind, _loops_over_content(tree), knows, reasons, variables, timeless)
+        return cls(env.from_string(source), marked, behind, verbatim, wraps, knows, reasons, variables, timeless)
 
     @property
     def grows(self) -> bool:
