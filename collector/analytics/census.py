@@ -1,8 +1,8 @@
 """What the caches hold now, and how much of it is held more than once: one pass over the residency's table.
 
 Of GPU blocks of current lives. Blocks held are counted exactly; contents from a sample that is told by the blocks' names (distinct.py):
-one in 2^level, the same ones on every worker, so that copies meet. With `SAMPLE` names in it the standard error is 0.3 % for a pool that holds
-all of them, and 1 % for one that holds a tenth.
+one in 2^level, the same ones on every worker, so that copies meet. With `SAMPLE` names in it the standard error is 0.3 % for a pool that
+holds all of them, and 1 % for one that holds a tenth.
 
 Costs a pass over the table (16 bytes a slot): once a window is enough, and once a minute often.
 """

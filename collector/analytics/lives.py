@@ -233,7 +233,7 @@ def _touch(names, who, at_s, table, rows, workers, state):  # type: ignore[no-un
 class Lives:
     """slots: of the table, a power of two, 70 % are used; rows: removals of the open windows."""
 
-    def __init__(self, slots: int = 1 << 17, rows: int = 1 << 16) -> None:
+    def __init__(self, slots: int = 1 << 17, rows: int = 1 << 15) -> None:
         if slots < 8 or slots & (slots - 1):
             raise ValueError(f"slots={slots} must be a power of two of at least 8")
         if rows < 4:
@@ -286,6 +286,11 @@ class Lives:
             np.maximum(rows["removed_s"] - rows["stored_s"], 0.0),
             np.maximum(rows["removed_s"] - rows["used_s"], 0.0),
         )
+
+    def windows(self, length_s: int) -> list[float]:
+        """Starts of the windows of that length that removals fell into, unix seconds."""
+        starts: list[float] = (np.unique(self._rows[: self._state[_ROWS]]["removed_s"] // length_s) * length_s).tolist()
+        return starts
 
     def close(self, before_s: float) -> None:
         """Forgets removals before before_s, and takes none any more."""

@@ -1,0 +1,392 @@
+"""How full the caches are for what they are asked: working set, active sessions, returns, lives of blocks; the table `pressure`.
+
+    told requests --take--> window --> pool and each worker: distinct blocks, gaps from loss to return, growth of sessions
+                                  \\-> pool: each session's newest prompt, as a sample of its blocks
+                      \\-----touch--> Lives (lives.py), which watches the kv-events
+    census (census.py) --hold-------> what is held and what would fit, as of the last look
+
+The alarm figure is active_blocks / capacity_blocks: what must be held to serve the next turn of every session of the window, against what
+can be. Beyond 1 blocks go before their next use whatever the policy, and hit rates of all of them fall.
+
+What is exact and what is not, by `Budgets`: distinct blocks are exact up to a budget, then sampled (distinct.py; 0.6 % and 1.1 % with the
+defaults for pool and worker). Blocks of active sessions likewise, one sample over all sessions, so that what they share is counted once.
+With more sessions than the budget, sessions are sampled by their names, too, and blocks that only one of them has are scaled up: a little
+too high where sessions that are left out share them. Quantiles of gaps and growth come from log buckets, within 4.5 %; those of lives are
+the sample's own.
+
+Sessions: named ones alone. A worker's are those whose newest prompt of the window went there. Growth is told against the newest request
+before it, as long as the session is among the `sessions` last seen; a request that started earlier than that one tells nothing.
+
+Journal and restart: what `take` counts is saved and loaded with the analyses. `Lives` belongs to the kv-events, is saved with the residency
+and read again; a use is placed by its time, so that the order of the two does not matter. The census is a look at the present, never
+saved: after a restart it is NULL until the next one.
+
+Pure. tests/collector/analytics/naive_pressure.py is the twin that the tests fuzz it against.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.analytics.attributed import WINDOW_S, Attributed, Rows
+from collector.analytics.census import Held, Scope
+from collector.analytics.distinct import Distinct, mixed_sample
+from collector.analytics.lives import Lives, Removed
+from schemas.block_hash import U64
+from schemas.causes import Cause
+from schemas.kv_events import WorkerId
+
+MAX_WINDOWS = 64
+"""Open at once; a request that would open a further one counts in the nearest."""
+_RETURNED = (Cause.CLEARED, Cause.EVICTED)
+_ZERO = 100  # log bucket of 0 is 0; of a value v > 0 it is `_ZERO` + 8 * log2(v), of a negative one the same below 0
+_LEAST = 2.0**-10
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """Bounds of memory. For each open window: pool_blocks and active_blocks names a pool (8 to 23 bytes each), worker_blocks a worker,
+    sessions (about 300 bytes each) a pool, at most `scopes` workers and pools; beyond these a worker counts in its pool alone, and a pool
+    not at all. sessions is also how many sessions are remembered from window to window (about 250 bytes each)."""
+
+    pool_blocks: int = 1 << 16
+    worker_blocks: int = 1 << 14
+    active_blocks: int = 1 << 16
+    sessions: int = 1 << 15
+    scopes: int = 4096
+
+
+def log_bucket(value: float) -> int:
+    """Eight buckets an octave, symmetrical around 0; what is nearer to 0 than 1/1024 is in bucket 0."""
+    if abs(value) < _LEAST:
+        return 0
+    return int(math.copysign(_ZERO + math.floor(8 * math.log2(abs(value))), value))
+
+
+def bucket_middle(bucket: int) -> float:
+    """Geometric middle of a log bucket: no value in it is further away than 4.5 %."""
+    return 0.0 if bucket == 0 else math.copysign(2 ** ((abs(bucket) - _ZERO + 0.5) / 8), bucket)
+
+
+class Histogram:
+    """Counts by log bucket."""
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+
+    def add(self, value: float) -> None:
+        bucket = log_bucket(value)
+        self.counts[bucket] = self.counts.get(bucket, 0) + 1
+
+    def add_all(self, values: npt.NDArray[np.floating[Any]]) -> None:
+        size = np.abs(values).astype(np.float64)
+        buckets = np.where(size < _LEAST, 0, np.copysign(_ZERO + np.floor(8 * np.log2(np.maximum(size, _LEAST))), values)).astype(np.int64)
+        for bucket, n in zip(*(x.tolist() for x in np.unique(buckets, return_counts=True)), strict=True):
+            self.counts[bucket] = self.counts.get(bucket, 0) + n
+
+    def quantile(self, q: float) -> float | None:
+        """The value below or at which a share q of them is; None: there are none."""
+        total = sum(self.counts.values())
+        upto = 0
+        for bucket in sorted(self.counts):
+            upto += self.counts[bucket]
+            if upto >= q * total:
+                return bucket_middle(bucket)
+        return None
+
+
+class _Counts:
+    """Of one window and pool or worker."""
+
+    def __init__(self, most: int) -> None:
+        self.blocks = Distinct(most)
+        self.gaps, self.growth = Histogram(), Histogram()
+        self.returned = 0
+
+
+@dataclass(slots=True)
+class _Session:
+    worker: str
+    started_s: float
+    blocks: U64
+    """Of its newest prompt, sampled and mixed."""
+
+
+class _Sessions:
+    """Of one window and pool."""
+
+    def __init__(self, budgets: Budgets) -> None:
+        self._budgets = budgets
+        self.level = 0
+        """One block in 2^level is kept of a prompt."""
+        self.session_level = 0
+        """One session in 2^session_level is kept."""
+        self.by_name: dict[int, _Session] = {}
+        self.held = 0
+        self._figures: dict[str | None, tuple[int, int]] | None = None
+
+    def put(self, name: int, worker: str, started_s: float, chain: U64) -> None:
+        if name >> (64 - self.session_level):
+            return
+        before = self.by_name.get(name)
+        if before is not None and before.started_s > started_s:
+            return
+        blocks = mixed_sample(chain, self.level)
+        self.by_name[name] = _Session(worker, started_s, blocks)
+        self.held += len(blocks) - (0 if before is None else len(before.blocks))
+        self._figures = None
+        while len(self.by_name) > self._budgets.sessions:
+            self.session_level += 1
+            self.by_name = {n: s for n, s in self.by_name.items() if not n >> (64 - self.session_level)}
+            self.held = sum(len(s.blocks) for s in self.by_name.values())
+        while self.held > self._budgets.active_blocks:
+            self.level += 1
+            limit = np.uint64(0xFFFFFFFFFFFFFFFF >> self.level)
+            for s in self.by_name.values():
+                s.blocks = s.blocks[s.blocks <= limit]
+            self.held = sum(len(s.blocks) for s in self.by_name.values())
+
+    def figures(self) -> dict[str | None, tuple[int, int]]:
+        """(sessions, blocks) by worker; None: of the pool."""
+        if self._figures is None:
+            names = sorted({s.worker for s in self.by_name.values()})
+            number = {name: i for i, name in enumerate(names)}
+            parts = list(self.by_name.values())
+            blocks = np.concatenate([s.blocks for s in parts]) if parts else np.empty(0, np.uint64)
+            where = np.repeat(np.array([number[s.worker] for s in parts], np.int64), [len(s.blocks) for s in parts])
+            sessions = np.bincount(np.array([number[s.worker] for s in parts], np.int64), minlength=len(names))
+            self._figures = {None: (len(parts) << self.session_level, self._distinct(np.sort(blocks)))}
+            order = np.lexsort((blocks, where))
+            cuts = np.searchsorted(where[order], np.arange(len(names) + 1)).tolist()
+            for i, (lo, hi) in enumerate(pairwise(cuts)):
+                self._figures[names[i]] = int(sessions[i]) << self.session_level, self._distinct(blocks[order[lo:hi]])
+        return self._figures
+
+    def _distinct(self, blocks: U64) -> int:
+        """Estimate from sorted blocks, repeated for each session that has them."""
+        if not len(blocks):
+            return 0
+        starts = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1]))
+        alone = int((np.diff(np.append(starts, len(blocks))) == 1).sum())
+        return (len(starts) - alone + (alone << self.session_level)) << self.level
+
+
+class _Window:
+    def __init__(self) -> None:
+        self.scopes: dict[Scope, _Counts] = {}
+        self.sessions: dict[str, _Sessions] = {}
+
+
+class Pressure:
+    """An `Analysis`. lives: fed with kv-events by whoever reads them. numbered: the workers that its numbers mean, a list that may grow."""
+
+    tables: tuple[str, ...] = ("pressure",)
+
+    def __init__(self, lives: Lives | None = None, numbered: Sequence[WorkerId] = (), budgets: Budgets | None = None) -> None:
+        self.lives = Lives() if lives is None else lives
+        self._numbered = numbered
+        self._budgets = Budgets() if budgets is None else budgets
+        self._windows: dict[int, _Window] = {}
+        self._known: dict[int, tuple[float, int]] = {}
+        """Session -> (start of its newest request, prompt tokens); least recently seen first."""
+        self._closed_s = 0
+        self._held: Mapping[Scope, Held] = {}
+        self._numbers: dict[tuple[str, str, int | None], list[int]] = {}
+        self._numbers_seen = 0
+        self.refused = 0
+        """Counts of pools and workers beyond the budget of scopes, by request."""
+
+    def hold(self, held: Mapping[Scope, Held]) -> None:
+        """Takes a census: what rows tell of capacity and residency from now on."""
+        self._held = held
+
+    def take(self, requests: Sequence[Attributed]) -> None:
+        for r in requests:
+            window = self._window(r.prefill_s)
+            grown = self._grown(r)
+            lost = r.gone_s[np.isfinite(r.gone_s)]
+            returned = int((np.isfinite(r.gone_s) | np.isin(r.causes, _RETURNED)).sum())
+            for scope, most in (((r.pool, None), self._budgets.pool_blocks), ((r.pool, r.worker), self._budgets.worker_blocks)):
+                counts = window.scopes.get(scope)
+                if counts is None:
+                    if len(window.scopes) >= self._budgets.scopes:
+                        self.refused += 1
+                        continue
+                    counts = window.scopes[scope] = _Counts(most)
+                counts.blocks.add(r.chain)
+                counts.returned += returned
+                if len(lost):
+                    counts.gaps.add_all(lost)
+                if grown is not None:
+                    counts.growth.add(grown)
+            if r.session_id is not None and (r.pool, None) in window.scopes:
+                sessions = window.sessions.get(r.pool)
+                if sessions is None:
+                    sessions = window.sessions[r.pool] = _Sessions(self._budgets)
+                sessions.put(_session(r), r.worker, r.started_s, r.chain)
+            hits = r.chain[r.causes == Cause.HIT]
+            if len(hits):
+                self.lives.touch(hits, self._ranks(r), r.prefill_s)
+
+    def _window(self, at_s: float) -> _Window:
+        start = max(int(at_s // WINDOW_S * WINDOW_S), self._closed_s)
+        found = self._windows.get(start)
+        if found is None:
+            if len(self._windows) >= MAX_WINDOWS:
+                return self._windows[min(self._windows, key=lambda other: (abs(other - start), other))]
+            found = self._windows[start] = _Window()
+        return found
+
+    def _grown(self, r: Attributed) -> int | None:
+        """Tokens by which the session's prompt grew."""
+        if r.session_id is None:
+            return None
+        name = _session(r)
+        before = self._known.pop(name, None)
+        if before is not None and before[0] > r.started_s:
+            self._known[name] = before
+            return None
+        self._known[name] = r.started_s, r.prompt_tokens
+        if len(self._known) > self._budgets.sessions:
+            del self._known[next(iter(self._known))]
+        return None if before is None else r.prompt_tokens - before[1]
+
+    def _ranks(self, r: Attributed) -> Iterable[int]:
+        for n in range(self._numbers_seen, len(self._numbered)):
+            who = self._numbered[n]
+            for rank in (who.rank, None):
+                self._numbers.setdefault((who.pool, who.worker, rank), []).append(n)
+            self._numbers_seen = n + 1
+        return self._numbers.get((r.pool, r.worker, r.rank), ())
+
+    def live(self) -> Mapping[str, Rows]:
+        return {"pressure": [row for start in self._open() for row in self._rows(start)]}
+
+    def close(self, before_s: float) -> Mapping[str, Rows]:
+        over = [start for start in self._open() if start + WINDOW_S <= before_s]
+        rows = [row for start in over for row in self._rows(start)]
+        for start in over:
+            self._windows.pop(start, None)
+        self._closed_s = max(self._closed_s, int(before_s // WINDOW_S * WINDOW_S))
+        self.lives.close(self._closed_s)
+        return {"pressure": rows}
+
+    def _open(self) -> list[int]:
+        """Windows of requests, and of events where there are no requests."""
+        return sorted(self._windows.keys() | {int(at_s) for at_s in self.lives.windows(WINDOW_S)})
+
+    def _rows(self, start: int) -> Rows:
+        """Of one open window, pools first, in the contract's column order."""
+        window = self._windows.get(start) or _Window()
+        removed = self._removed(start)
+        scopes = sorted(window.scopes.keys() | removed.keys(), key=lambda s: (s[0], s[1] or ""))
+        return [self._row(start, window, scope, removed.get(scope)) for scope in scopes]
+
+    def _removed(self, start: int) -> dict[Scope, Removed]:
+        """By worker and pool."""
+        found = self.lives.removed(start, start + WINDOW_S)
+        order = np.argsort(found.number, kind="stable")
+        numbers, firsts = np.unique(found.number[order], return_index=True)
+        parts: dict[Scope, list[npt.NDArray[np.int64]]] = {}
+        for n, (lo, hi) in zip(numbers.tolist(), pairwise([*firsts.tolist(), len(order)]), strict=True):
+            if n < len(self._numbered):
+                who = self._numbered[n]
+                for scope in ((who.pool, who.worker), (who.pool, None)):
+                    parts.setdefault(scope, []).append(order[lo:hi])
+        which = {scope: np.concatenate(part) for scope, part in parts.items()}
+        return {scope: Removed(found.number[i], found.lifetime_s[i], found.idle_s[i]) for scope, i in which.items()}
+
+    def _row(self, start: int, window: _Window, scope: Scope, removed: Removed | None) -> tuple[object, ...]:
+        pool, worker = scope
+        counts, held = window.scopes.get(scope), self._held.get(scope, Held())
+        figures = window.sessions[pool].figures() if pool in window.sessions else None
+        sessions, active = (None, None) if figures is None else figures.get(worker, (0, 0))
+        working = counts.blocks.estimate() if counts is not None else 0 if (pool, None) in window.scopes else None
+        pressure = None if active is None or not held.capacity_blocks else active / held.capacity_blocks
+        resident, distinct = held.resident_blocks, held.distinct_blocks
+        if resident is not None and distinct is not None:
+            distinct = min(distinct, resident)
+        duplication = None if resident is None or not distinct else resident / distinct
+        twice = None if resident is None or distinct is None or held.block_size is None else (resident - distinct) * held.block_size
+        gaps, growth = (Histogram(), Histogram()) if counts is None else (counts.gaps, counts.growth)
+        lives, idle = (None, None) if removed is None else (removed.lifetime_s, removed.idle_s)
+        return (
+            start * 1_000_000, WINDOW_S, pool, worker, held.capacity_blocks, working, sessions, active, pressure, resident, distinct,
+            duplication, twice, _quantile(lives, 0.5), _quantile(lives, 0.9), _quantile(idle, 0.5), _quantile(idle, 0.9),
+            0 if removed is None else len(removed.number), gaps.quantile(0.5), gaps.quantile(0.9), 0 if counts is None else counts.returned,
+            growth.quantile(0.5), growth.quantile(0.9),
+        )  # fmt: skip
+
+    def save(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Of what `take` counts; `lives` is saved by its owner."""
+        arrays: list[U64] = []
+
+        def keep(a: npt.NDArray[Any]) -> int:
+            arrays.append(a.astype(np.uint64))
+            return len(arrays) - 1
+
+        windows = []
+        for start, window in self._windows.items():
+            scopes = [
+                [*scope, keep(c.blocks.save()), [*c.gaps.counts.items()], [*c.growth.counts.items()], c.returned]
+                for scope, c in window.scopes.items()
+            ]
+            sessions = [
+                [pool, s.level, s.session_level, [[name, x.worker, x.started_s, keep(x.blocks)] for name, x in s.by_name.items()]]
+                for pool, s in window.sessions.items()
+            ]
+            windows.append([start, scopes, sessions])
+        known = [[name, *value] for name, value in self._known.items()]
+        plain = json.dumps([self._closed_s, self.refused, windows, known]).encode()
+        return {
+            "plain": np.frombuffer(plain, np.uint8).copy(),
+            "ends": np.cumsum([len(a) for a in arrays], dtype=np.int64),
+            "names": np.concatenate(arrays) if arrays else np.empty(0, np.uint64),
+        }
+
+    def load(self, saved: Mapping[str, npt.NDArray[Any]]) -> None:
+        ends = [0, *saved["ends"].tolist()]
+
+        def kept(i: int) -> U64:
+            return saved["names"][ends[i] : ends[i + 1]].copy()
+
+        self._closed_s, self.refused, windows, known = json.loads(saved["plain"].tobytes())
+        self._known = {name: (started_s, tokens) for name, started_s, tokens in known}
+        self._windows = {}
+        for start, scopes, of_pools in windows:
+            window = self._windows[start] = _Window()
+            for pool, worker, at, gaps, growth, returned in scopes:
+                counts = window.scopes[pool, worker] = _Counts(self._budgets.pool_blocks if worker is None else self._budgets.worker_blocks)
+                counts.blocks.load(kept(at))
+                counts.gaps.counts, counts.growth.counts, counts.returned = dict(gaps), dict(growth), returned
+            for pool, level, session_level, by_name in of_pools:
+                sessions = window.sessions[pool] = _Sessions(self._budgets)
+                sessions.level, sessions.session_level = level, session_level
+                sessions.by_name = {name: _Session(worker, started_s, kept(at)) for name, worker, started_s, at in by_name}
+                sessions.held = sum(len(s.blocks) for s in sessions.by_name.values())
+
+    def held_bytes(self) -> int:
+        """Sessions and scopes at what they weigh about."""
+        total = self.lives.held_bytes() + 250 * len(self._known)
+        for window in self._windows.values():
+            total += sum(c.blocks.held_bytes() + 1000 for c in window.scopes.values())
+            total += sum(8 * s.held + 300 * len(s.by_name) for s in window.sessions.values())
+        return total
+
+
+def _session(r: Attributed) -> int:
+    """A session's name as a number; sessions of different pools are different ones."""
+    return int.from_bytes(hashlib.blake2b(f"{r.pool}\0{r.session_id}".encode(), digest_size=8).digest(), "big")
+
+
+def _quantile(values: npt.NDArray[np.float64] | None, q: float) -> float | None:
+    return None if values is None or not len(values) else float(np.quantile(values, q))
