@@ -45,6 +45,12 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "explain": Subcommand(
         "why a request went where it went", "schemas.tables.explain:ExplainSettings", "schemas.tables.explain:run", "collector"
     ),
+    "report": Subcommand(
+        "where tokens were computed again, why, and what it cost",
+        "schemas.tables.report.command:ReportSettings",
+        "schemas.tables.report.command:run",
+        "collector",
+    ),
     "mark": Subcommand("note a change: a deploy, a new prompt, a scale-out", "schemas.mark:MarkSettings", "schemas.mark:run", "bridge"),
     "mock-engine": Subcommand("a mock vLLM server", "simulator.settings:MockEngineSettings", "simulator.mock_worker:run", "all"),
     "traffic": Subcommand("agent traffic against any OpenAI address", "simulator.settings:TrafficSettings", "simulator.traffic:run", "all"),

@@ -48,6 +48,7 @@ COMMANDS = (
     "dashboard",
     "sql",
     "explain",
+    "report",
     "mark",
     "mock-engine",
     "traffic",

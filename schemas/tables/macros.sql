@@ -37,19 +37,23 @@ CREATE MACRO why(request) AS TABLE
   FROM runs ORDER BY started_at, position;
 COMMENT ON MACRO TABLE why IS 'why(request_id): its prompt as runs of one cause each, from the first token on: tokens, share of the prompt, what the cause means, who can act. Two requests of one id are told apart by started_at.';
 
+-- How many GPUs does a worker of each pool have, and what does one cost an hour? Where kinds of workers differ, their mean.
+CREATE MACRO gpu_prices() AS TABLE
+  SELECT pool, avg(gpus) AS gpus, CASE WHEN min(currency) = max(currency) OR max(currency) IS NULL THEN avg(price_per_gpu_hour) END AS price,
+    min(currency) AS currency
+  FROM cost_models GROUP BY pool;
+COMMENT ON MACRO TABLE gpu_prices IS 'gpu_prices(): GPUs of a worker and price of a GPU hour by pool, from configuration; means where kinds of workers differ; NULL price: none is set, or currencies differ.';
+
 -- Which causes made the fleet compute prompt tokens between two times (UTC), and what did that cost? 'hit' is a row, too: shares add up to 1.
 CREATE MACRO loss(since, until, in_pool := NULL) AS TABLE
-  WITH prices AS (
-    SELECT pool, avg(gpus) AS gpus, avg(price_per_gpu_hour) AS price, min(currency) AS currency
-    FROM cost_models GROUP BY pool
-  ), counted AS (
+  WITH counted AS (
     SELECT l.cause, sum(l.tokens)::UBIGINT AS tokens, sum(l.requests)::UBIGINT AS requests, sum(l.lost_s) AS lost_s,
       sum(l.seconds_known_tokens)::UBIGINT AS seconds_known_tokens,
       CASE WHEN bool_and(l.lost_s IS NULL OR p.gpus IS NOT NULL) THEN sum(l.lost_s * p.gpus) END AS gpu_s,
       CASE WHEN bool_and(l.lost_s IS NULL OR p.gpus * p.price IS NOT NULL) AND coalesce(min(p.currency) = max(p.currency), true)
         THEN sum(l.lost_s * p.gpus * p.price) / 3600 END AS money,
       min(p.currency) AS currency
-    FROM loss_10s l LEFT JOIN prices p ON p.pool = l.pool
+    FROM loss_10s l LEFT JOIN gpu_prices() p ON p.pool = l.pool
     WHERE l.bucket >= since AND l.bucket < until AND (in_pool IS NULL OR l.pool = in_pool)
     GROUP BY l.cause
   )
@@ -102,10 +106,12 @@ CREATE MACRO hotspots(since, until, in_pool := NULL) AS TABLE
     FROM rows_of GROUP BY ALL
   )
   SELECT m.pool, m.prefix, m.depth_tokens, m.model, m.route, m.tenant, m.template, m.snippet, m.lost_tokens, m.total_tokens, m.error_tokens,
-    m.requests, m.avoidable_tokens, p.by_cause[1].cause AS top_cause, p.by_cause, m.lost_s, m.workers, m.copies, m.gone_p50_s, m.idle_p50_s,
+    m.requests, m.avoidable_tokens, p.by_cause[1].cause AS top_cause, p.by_cause, m.lost_s, m.lost_s * g.gpus AS gpu_s, m.lost_s * g.gpus * g.price / 3600 AS money,
+    CASE WHEN m.lost_s * g.gpus * g.price IS NOT NULL THEN g.currency END AS currency, m.workers, m.copies, m.gone_p50_s, m.idle_p50_s,
     m.example_request_id, m.windows, m.first_window, m.last_window
   FROM merged m LEFT JOIN parts p
     ON p.prefix = m.prefix AND p.pool IS NOT DISTINCT FROM m.pool AND p.kind IS NOT DISTINCT FROM m.kind
+    LEFT JOIN gpu_prices() g ON g.pool = m.pool
   ORDER BY m.lost_tokens DESC, m.prefix;
 COMMENT ON MACRO TABLE hotspots IS 'hotspots(since, until, in_pool := NULL): prefixes computed again, windows that touch the time added up, most tokens first; labels, ages from the window with most tokens, copies from the newest, workers the most of one window; prefix 0: see table prefixes; UTC.';
 

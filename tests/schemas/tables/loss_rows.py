@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from collector.store.publish import SCHEMAS, Publisher
 from schemas.tables.published import MAJOR, MINOR, latency_bucket
-from schemas.tables.read import FILE_NAME
 
 NOON = dt.datetime(2026, 11, 30, 12)
 END = NOON + dt.timedelta(minutes=10)
@@ -19,17 +17,12 @@ NOW = END + dt.timedelta(seconds=5)
 Row = dict[str, Any]
 
 
-def published(folder: Path, tables: Mapping[str, Sequence[Row]] | None = None, **file: Any) -> Path:
-    """The published file with these rows as live parts; columns that a row does not name are NULL."""
+def publish(publisher: Publisher, tables: Mapping[str, Sequence[Row]], **file: Any) -> None:
+    """These rows as live parts; columns that a row does not name are NULL."""
     about = {"published_at": NOW, "watermark": END, "version": f"{MAJOR}.{MINOR}", "collector": "test", "state": "running"}
     flags = dict.fromkeys(("has_events", "has_decisions", "has_outcomes", "has_load"), True)
-    rows = {"published": [about | flags | file], **(tables or {})}
-    publisher = Publisher(folder, folder / "segments")
-    try:
-        publisher.publish([], {name: pa.Table.from_pylist(list(made), schema=SCHEMAS[name]) for name, made in rows.items()})
-    finally:
-        publisher.close()
-    return folder / FILE_NAME
+    rows = {"published": [about | flags | file], **tables}
+    publisher.publish([], {name: pa.Table.from_pylist(list(made), schema=SCHEMAS[name]) for name, made in rows.items()})
 
 
 def loss(cause: str, tokens: int, **more: Any) -> Row:

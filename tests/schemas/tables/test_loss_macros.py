@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.causes import ACTOR, AVOIDABLE, MEANING, Cause
 from schemas.tables.read import cursor, open_published, reading_only
-from tests.schemas.tables.loss_rows import COST_MODEL, END, NOON, Row, loss, parting, published, rungs, spot
+from tests.schemas.tables.loss_rows import COST_MODEL, END, NOON, Row, loss, parting, rungs, spot
 
 Ask = Callable[..., list[Row]]
 LATER = NOON + dt.timedelta(seconds=300)
@@ -41,7 +42,7 @@ TABLES: dict[str, list[Row]] = {
 
 
 @pytest.fixture(scope="module")
-def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
+def ask(tmp_path_factory: pytest.TempPathFactory, published: Callable[..., Path]) -> Iterator[Ask]:
     connection = open_published(published(tmp_path_factory.mktemp("macros"), TABLES))
 
     def answer(sql: str, *values: Any) -> list[Row]:
