@@ -35,7 +35,7 @@ class NaiveWorker:
     priors: list[Told] = field(default_factory=list)  # one for each stored hash
     windowed: set[int] = field(default_factory=set)
     groups: set[int] = field(default_factory=set)
-    log: list[tuple[str, float, Counter[tuple[int, int, int]]]] = field(default_factory=list)
+    log: list[tuple[float, Counter[tuple[int, int, int]], str]] = field(default_factory=list)  # time, held and trust after each event
 
     @property
     def resident(self) -> int:
@@ -62,6 +62,23 @@ class NaiveWorker:
         self.ever.add(h)
         self.groups.add(key[1])
         self.held[key] += 1
+
+    def _logs(self, time_s: float, always: bool = True) -> None:
+        last = self.log[-1][1:] if self.log else (Counter(), "blind")
+        if always or last != (self.held, self.trust):
+            self.log.append((time_s, Counter(self.held), self.trust))
+
+    def held_at(self, chain: list[int], time_s: float) -> tuple[int, str]:
+        """(leading blocks held, trust) just after the last event at or before a time."""
+        i = len(self.log) - 1
+        while i >= 0 and self.log[i][0] > time_s:
+            i -= 1
+        held, trust = self.log[i][1:] if i >= 0 else (Counter[tuple[int, int, int]](), "blind")
+        whole = self.groups - self.windowed
+        for n, h in enumerate(chain):
+            if not whole or not all(any(k[2] == h and k[1] == g for k in held) for g in whole):
+                return n, trust
+        return len(chain), trust
 
     def fate(self, h: int) -> tuple[int, int | None]:
         """(fate, tick since when) as of now."""
@@ -90,10 +107,13 @@ class NaiveWorker:
         if (self.epoch is None or batch.epoch > self.epoch) and not marked:
             self._ends(batch.bridge_time_s)
             self.held.clear()
+            self._logs(batch.bridge_time_s)
             self.trust, self.peak, self.epoch, self.seq = "degraded", 0, batch.epoch, None
+            self.log[-1] = (*self.log[-1][:2], self.trust)
         if self.seq is not None and not marked and batch.first_seq > self.seq + 1 and not (kinds and kinds[0] == Kind.GAP):
             self.lost += batch.first_seq - self.seq - 1
             self.trust = "degraded"
+            self._logs(batch.bridge_time_s)
         for event, hashes in batch:
             kind, flags = int(event["kind"]), int(event["flags"])
             keys = [(int(event["tier"]), int(event["group"]), int(h)) for h in hashes]
@@ -142,5 +162,6 @@ class NaiveWorker:
                             self.trust = "exact"
                         self.snapshot = None
             self.peak = max(self.peak, self.resident)
+            self._logs(time_s, kind in (Kind.STORED, Kind.REMOVED, Kind.CLEARED, Kind.EPOCH_STARTED, Kind.GAP))
         if self.seq is None or batch.last_seq > self.seq:
             self.seq = batch.last_seq
