@@ -69,9 +69,9 @@ class RecentPrompts:
         else:
             self._kinds.move_to_end(kind)
         ids = np.require(ids[:KEPT_TOKENS], np.uint32, ["C", "W"])
-        common, differs, continues = _common(kept.tokens, kept.lengths, ids)
+        longest, differs, continues = _common(kept.tokens, kept.lengths, ids, kept.common)
         kept.keep(ids, session, continues)
-        return int(common) if differs else None
+        return int(longest) if differs else None
 
     def held_bytes(self) -> int:
         return sum(kept.tokens.nbytes for kept in self._kinds.values())
@@ -79,10 +79,12 @@ class RecentPrompts:
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """lengths: 0: a free place. A conversation's newer prompt takes the place of its older one, else that of the oldest."""
+    """lengths: 0: a free place. A conversation's newer prompt takes the place of its older one, else that of the oldest.
+    common: tokens that each has in common with the newest."""
 
     tokens: U32 = field(default_factory=lambda: np.empty((KEPT_PROMPTS, KEPT_TOKENS), np.uint32))
     lengths: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(KEPT_PROMPTS, np.int64))
+    common: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(KEPT_PROMPTS, np.int64))
     sessions: list[str | None] = field(default_factory=lambda: [None] * KEPT_PROMPTS)
     oldest_first: list[int] = field(default_factory=lambda: list(range(KEPT_PROMPTS)))
 
@@ -95,21 +97,22 @@ class _Kept:
             place = continues if continues >= 0 else self.oldest_first[0]
         self.oldest_first.remove(place)
         self.oldest_first.append(place)
-        self.tokens[place, : len(ids)] = ids
+        known = int(self.common[place])
+        self.tokens[place, known : len(ids)] = ids[known:]
         self.lengths[place], self.sessions[place] = len(ids), session
 
 
-@numba.njit("UniTuple(i8, 3)(u4[:, ::1], i8[::1], u4[::1])", cache=True)
-def _common(tokens, lengths, ids):  # type: ignore[no-untyped-def]
+@numba.njit("UniTuple(i8, 3)(u4[:, ::1], i8[::1], u4[::1], i8[::1])", cache=True)
+def _common(tokens, lengths, ids, common):  # type: ignore[no-untyped-def]
     """Longest common prefix with any row; whether a row with so much differs there; a row that ids begins with as far as both go, or -1."""
     longest, differs, continues = 0, 0, -1
     for row in range(len(lengths)):
-        n = min(lengths[row], len(ids))
-        if not n:
-            continue
-        i = 0
+        n, i = min(lengths[row], len(ids)), 0
         while i < n and tokens[row, i] == ids[i]:
             i += 1
+        common[row] = i
+        if not n:
+            continue
         if i == n == lengths[row]:
             continues = row
         if i > longest:
