@@ -61,16 +61,15 @@ def _put(slots, m):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def _count(slots, kept, level, most, names, start):  # type: ignore[no-untyped-def]
-    """Takes names from `start` on. Returns (where it stopped for want of room, kept)."""
+def _count(slots, kept, level, most, mixed, start):  # type: ignore[no-untyped-def]
+    """Takes mixed names from `start` on. Returns (where it stopped for want of room, kept)."""
     limit = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(level)
-    for i in range(start, len(names)):
-        m = mix(names[i])
-        if m <= limit and _put(slots, m):
+    for i in range(start, len(mixed)):
+        if mixed[i] <= limit and _put(slots, mixed[i]):
             kept += 1
             if kept >= most:
                 return i + 1, kept
-    return len(names), kept
+    return len(mixed), kept
 
 
 @numba.njit(cache=True)
@@ -94,10 +93,14 @@ class Distinct:
         self.level = 0
 
     def add(self, names: U64) -> None:
+        self.add_mixed(mixed_sample(names, self.level))
+
+    def add_mixed(self, mixed: U64) -> None:
+        """Names that are mixed already, of a sample of this level at most."""
         at = 0
-        while at < len(names):
+        while at < len(mixed):
             room = min(self._most + 1, int(len(self._slots) * _LOAD))
-            at, self._kept = _count(self._slots, self._kept, self.level, room, names, at)
+            at, self._kept = _count(self._slots, self._kept, self.level, room, mixed, at)
             if self._kept > self._most:
                 self.level += 1
                 self._rebuild(len(self._slots))

@@ -211,10 +211,10 @@ def _watch(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def _touch(names, who, at_s, table, rows, workers, state):  # type: ignore[no-untyped-def]
+def _touch(mixed, who, at_s, table, rows, workers, state):  # type: ignore[no-untyped-def]
     limit = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(state[_LEVEL])
-    for i in range(len(names)):
-        block = mix(names[i])
+    for i in range(len(mixed)):
+        block = mixed[i]
         if block > limit:
             continue
         x = table[_slot(table, block, who)]
@@ -271,11 +271,14 @@ class Lives:
         self._know(number)
         self._workers[number]["era"] += 1
 
-    def touch(self, names: U64, numbers: Iterable[int], at_s: float) -> None:
-        """Blocks that a request found in the cache at at_s (unix seconds), on these workers: one, or all ranks that it may have been."""
+    def touch(self, mixed: U64, numbers: Iterable[int], at_s: float) -> None:
+        """Blocks that a request found in the cache at at_s (unix seconds), on these workers: one, or all ranks that it may have been.
+
+        mixed: their names by `distinct.mix`, of a sample of this level at most.
+        """
         for number in numbers:
             if number < len(self._workers):
-                _touch(names, np.uint32(number + 1), at_s, self._table, self._rows, self._workers, self._state)
+                _touch(mixed, np.uint32(number + 1), at_s, self._table, self._rows, self._workers, self._state)
 
     def removed(self, from_s: float, to_s: float) -> Removed:
         """Of removals in [from_s, to_s)."""

@@ -34,12 +34,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
-from collector.analytics.attributed import WINDOW_S, Attributed, Rows
+from collector.analytics.attributed import F64, WINDOW_S, Attributed, Rows
 from collector.analytics.census import Held, Scope
-from collector.analytics.distinct import Distinct, mixed_sample
+from collector.analytics.distinct import Distinct, mix
 from collector.analytics.lives import Lives, Removed
 from schemas.block_hash import U64
 from schemas.causes import Cause
@@ -47,7 +48,8 @@ from schemas.kv_events import WorkerId
 
 MAX_WINDOWS = 64
 """Open at once; a request that would open a further one counts in the nearest."""
-_RETURNED = (Cause.CLEARED, Cause.EVICTED)
+_HIT, _EVICTED, _CLEARED = int(Cause.HIT), int(Cause.EVICTED), int(Cause.CLEARED)
+_BUCKETS = 400  # of gaps: up to 2 ** 37 seconds
 _ZERO = 100  # log bucket of 0 is 0; of a value v > 0 it is `_ZERO` + 8 * log2(v), of a negative one the same below 0
 _LEAST = 2.0**-10
 
@@ -77,6 +79,35 @@ def bucket_middle(bucket: int) -> float:
     return 0.0 if bucket == 0 else math.copysign(2 ** ((abs(bucket) - _ZERO + 0.5) / 8), bucket)
 
 
+@numba.njit(cache=True)
+def _read(chain, causes, gone_s, level, counts):  # type: ignore[no-untyped-def]
+    """One prompt. Returns (its blocks in the sample of a level, mixed; those of them that were hits; how many returned after a loss).
+
+    counts, by log bucket: adds the seconds for which they had been gone.
+    """
+    limit = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(level)
+    blocks = np.empty(len(chain), np.uint64)
+    hits = np.empty(len(chain), np.uint64)
+    n = 0
+    found = 0
+    returned = 0
+    for i in range(len(chain)):
+        m = mix(chain[i])
+        if m <= limit:
+            blocks[n] = m
+            n += 1
+            if causes[i] == _HIT:
+                hits[found] = m
+                found += 1
+        gone = np.float64(gone_s[i])
+        if math.isfinite(gone):
+            counts[0 if gone < _LEAST else min(len(counts) - 1, _ZERO + np.int64(math.floor(8 * math.log2(gone))))] += 1
+            returned += 1
+        elif causes[i] == _EVICTED or causes[i] == _CLEARED:
+            returned += 1
+    return blocks[:n].copy(), hits[:found].copy(), returned
+
+
 class Histogram:
     """Counts by log bucket."""
 
@@ -87,10 +118,8 @@ class Histogram:
         bucket = log_bucket(value)
         self.counts[bucket] = self.counts.get(bucket, 0) + 1
 
-    def add_all(self, values: npt.NDArray[np.floating[Any]]) -> None:
-        size = np.abs(values).astype(np.float64)
-        buckets = np.where(size < _LEAST, 0, np.copysign(_ZERO + np.floor(8 * np.log2(np.maximum(size, _LEAST))), values)).astype(np.int64)
-        for bucket, n in zip(*(x.tolist() for x in np.unique(buckets, return_counts=True)), strict=True):
+    def merge(self, buckets: Mapping[int, int]) -> None:
+        for bucket, n in buckets.items():
             self.counts[bucket] = self.counts.get(bucket, 0) + n
 
     def quantile(self, q: float) -> float | None:
@@ -134,13 +163,14 @@ class _Sessions:
         self.held = 0
         self._figures: dict[str | None, tuple[int, int]] | None = None
 
-    def put(self, name: int, worker: str, started_s: float, chain: U64) -> None:
+    def put(self, name: int, worker: str, started_s: float, mixed: U64) -> None:
+        """mixed: the prompt's blocks, of a sample of this level at most."""
         if name >> (64 - self.session_level):
             return
         before = self.by_name.get(name)
         if before is not None and before.started_s > started_s:
             return
-        blocks = mixed_sample(chain, self.level)
+        blocks = mixed[mixed <= np.uint64(0xFFFFFFFFFFFFFFFF >> self.level)]
         self.by_name[name] = _Session(worker, started_s, blocks)
         self.held += len(blocks) - (0 if before is None else len(before.blocks))
         self._figures = None
@@ -164,20 +194,20 @@ class _Sessions:
             blocks = np.concatenate([s.blocks for s in parts]) if parts else np.empty(0, np.uint64)
             where = np.repeat(np.array([number[s.worker] for s in parts], np.int64), [len(s.blocks) for s in parts])
             sessions = np.bincount(np.array([number[s.worker] for s in parts], np.int64), minlength=len(names))
-            self._figures = {None: (len(parts) << self.session_level, self._distinct(np.sort(blocks)))}
+            each = np.unique(blocks, return_counts=True)[1]
+            self._figures = {None: (len(parts) << self.session_level, self._estimate(len(each), int((each == 1).sum())))}
             order = np.lexsort((blocks, where))
-            cuts = np.searchsorted(where[order], np.arange(len(names) + 1)).tolist()
-            for i, (lo, hi) in enumerate(pairwise(cuts)):
-                self._figures[names[i]] = int(sessions[i]) << self.session_level, self._distinct(blocks[order[lo:hi]])
+            blocks, where = blocks[order], where[order]
+            starts = np.flatnonzero(np.append(True, (blocks[1:] != blocks[:-1]) | (where[1:] != where[:-1]))[: len(blocks)])
+            alone = np.diff(np.append(starts, len(blocks))) == 1
+            all_, single = (np.bincount(where[part], minlength=len(names)).tolist() for part in (starts, starts[alone]))
+            for i, name in enumerate(names):
+                self._figures[name] = int(sessions[i]) << self.session_level, self._estimate(all_[i], single[i])
         return self._figures
 
-    def _distinct(self, blocks: U64) -> int:
-        """Estimate from sorted blocks, repeated for each session that has them."""
-        if not len(blocks):
-            return 0
-        starts = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1]))
-        alone = int((np.diff(np.append(starts, len(blocks))) == 1).sum())
-        return (len(starts) - alone + (alone << self.session_level)) << self.level
+    def _estimate(self, distinct: int, alone: int) -> int:
+        """Of blocks; alone: of these, in one session only."""
+        return (distinct - alone + (alone << self.session_level)) << self.level
 
 
 class _Window:
@@ -212,30 +242,47 @@ class Pressure:
     def take(self, requests: Sequence[Attributed]) -> None:
         for r in requests:
             window = self._window(r.prefill_s)
-            grown = self._grown(r)
-            lost = r.gone_s[np.isfinite(r.gone_s)]
-            returned = int((np.isfinite(r.gone_s) | np.isin(r.causes, _RETURNED)).sum())
-            for scope, most in (((r.pool, None), self._budgets.pool_blocks), ((r.pool, r.worker), self._budgets.worker_blocks)):
-                counts = window.scopes.get(scope)
-                if counts is None:
-                    if len(window.scopes) >= self._budgets.scopes:
-                        self.refused += 1
-                        continue
-                    counts = window.scopes[scope] = _Counts(most)
-                counts.blocks.add(r.chain)
+            parts = [
+                c
+                for c in (
+                    self._counts(window, (r.pool, None), self._budgets.pool_blocks),
+                    self._counts(window, (r.pool, r.worker), self._budgets.worker_blocks),
+                )
+                if c is not None
+            ]
+            session = None if r.session_id is None else _session(r)
+            sessions = None if session is None or (r.pool, None) not in window.scopes else self._sessions(window, r.pool)
+            level = min([self.lives.level, *(c.blocks.level for c in parts), *([] if sessions is None else [sessions.level])])
+            gone = np.zeros(_BUCKETS, np.int64)
+            blocks, hits, returned = _read(r.chain, r.causes, r.gone_s, level, gone)
+            at = np.flatnonzero(gone)
+            gaps = dict(zip(at.tolist(), gone[at].tolist(), strict=True))
+            grown = None if session is None else self._grown(session, r)
+            for counts in parts:
+                counts.blocks.add_mixed(blocks)
                 counts.returned += returned
-                if len(lost):
-                    counts.gaps.add_all(lost)
+                counts.gaps.merge(gaps)
                 if grown is not None:
                     counts.growth.add(grown)
-            if r.session_id is not None and (r.pool, None) in window.scopes:
-                sessions = window.sessions.get(r.pool)
-                if sessions is None:
-                    sessions = window.sessions[r.pool] = _Sessions(self._budgets)
-                sessions.put(_session(r), r.worker, r.started_s, r.chain)
-            hits = r.chain[r.causes == Cause.HIT]
+            if session is not None and sessions is not None:
+                sessions.put(session, r.worker, r.started_s, blocks)
             if len(hits):
                 self.lives.touch(hits, self._ranks(r), r.prefill_s)
+
+    def _counts(self, window: _Window, scope: Scope, most: int) -> _Counts | None:
+        counts = window.scopes.get(scope)
+        if counts is None:
+            if len(window.scopes) >= self._budgets.scopes:
+                self.refused += 1
+                return None
+            counts = window.scopes[scope] = _Counts(most)
+        return counts
+
+    def _sessions(self, window: _Window, pool: str) -> _Sessions:
+        found = window.sessions.get(pool)
+        if found is None:
+            found = window.sessions[pool] = _Sessions(self._budgets)
+        return found
 
     def _window(self, at_s: float) -> _Window:
         start = max(int(at_s // WINDOW_S * WINDOW_S), self._closed_s)
@@ -246,11 +293,8 @@ class Pressure:
             found = self._windows[start] = _Window()
         return found
 
-    def _grown(self, r: Attributed) -> int | None:
+    def _grown(self, name: int, r: Attributed) -> int | None:
         """Tokens by which the session's prompt grew."""
-        if r.session_id is None:
-            return None
-        name = _session(r)
         before = self._known.pop(name, None)
         if before is not None and before[0] > r.started_s:
             self._known[name] = before
@@ -321,7 +365,7 @@ class Pressure:
         lives, idle = (None, None) if removed is None else (removed.lifetime_s, removed.idle_s)
         return (
             start * 1_000_000, WINDOW_S, pool, worker, held.capacity_blocks, working, sessions, active, pressure, resident, distinct,
-            duplication, twice, _quantile(lives, 0.5), _quantile(lives, 0.9), _quantile(idle, 0.5), _quantile(idle, 0.9),
+            duplication, twice, *_quantiles(lives), *_quantiles(idle),
             0 if removed is None else len(removed.number), gaps.quantile(0.5), gaps.quantile(0.9), 0 if counts is None else counts.returned,
             growth.quantile(0.5), growth.quantile(0.9),
         )  # fmt: skip
@@ -388,5 +432,10 @@ def _session(r: Attributed) -> int:
     return int.from_bytes(hashlib.blake2b(f"{r.pool}\0{r.session_id}".encode(), digest_size=8).digest(), "big")
 
 
-def _quantile(values: npt.NDArray[np.float64] | None, q: float) -> float | None:
-    return None if values is None or not len(values) else float(np.quantile(values, q))
+def _quantiles(values: F64 | None) -> tuple[float | None, float | None]:
+    """Median and 90th percentile, by rank."""
+    if values is None or not len(values):
+        return None, None
+    ordered = np.sort(values)
+    p50, p90 = (float(ordered[max(0, math.ceil(q * len(ordered)) - 1)]) for q in (0.5, 0.9))
+    return p50, p90

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from collector.analytics.distinct import mixed_sample
 from collector.analytics.lives import Lives
 from schemas.kv_events import COMPLETE, Kind, KvBatch, WorkerId, encode, unpack
 from tests.collector.analytics.naive_lives import NaiveLives
@@ -25,8 +26,8 @@ def found(lives: Lives, from_s: float = 0.0, to_s: float = 1e12) -> list[tuple[i
     return sorted(zip(r.number.tolist(), r.lifetime_s.tolist(), r.idle_s.tolist(), strict=True))
 
 
-def names(*blocks: int) -> np.ndarray:
-    return np.array(blocks, np.uint64)
+def mixed(*blocks: int) -> np.ndarray:
+    return mixed_sample(np.array(blocks, np.uint64), 0)
 
 
 def life(seq: int = 1) -> Lives:
@@ -38,8 +39,8 @@ def life(seq: int = 1) -> Lives:
 
 def test_a_removed_block_lived_since_its_store_and_lay_idle_since_its_last_use() -> None:
     lives = life()
-    lives.touch(names(1, 2), [0], 1020.0)
-    lives.touch(names(1), [0], 1010.0)
+    lives.touch(mixed(1, 2), [0], 1020.0)
+    lives.touch(mixed(1), [0], 1010.0)
     watch(lives, batch(W, 1, 2, 1050.0, event(Kind.REMOVED, [1, 3])))
     assert found(lives) == [(0, 50.0, 30.0), (0, 50.0, 50.0)]
     assert found(lives, 1050.0, 1051.0) == found(lives)
@@ -50,8 +51,8 @@ def test_a_use_told_after_the_removal_or_after_the_next_store_counts_in_the_life
     lives = life()
     watch(lives, batch(W, 1, 2, 1050.0, event(Kind.REMOVED, [1])), batch(W, 1, 3, 1060.0, event(Kind.STORED, [1])))
     watch(lives, batch(W, 1, 4, 1070.0, event(Kind.REMOVED, [1])))
-    lives.touch(names(1), [0], 1040.0)
-    lives.touch(names(1), [0], 1055.0)  # nobody held it then
+    lives.touch(mixed(1), [0], 1040.0)
+    lives.touch(mixed(1), [0], 1055.0)  # nobody held it then
     assert found(lives) == [(0, 10.0, 10.0), (0, 50.0, 10.0)]
 
 
@@ -100,13 +101,13 @@ def test_removals_of_closed_windows_are_dropped_and_counted() -> None:
 @pytest.mark.parametrize(("seed", "slots", "rows"), [(1, 1 << 12, 1 << 12), (2, 64, 1 << 12), (3, 1 << 12, 20), (4, 32, 8)])
 def test_it_is_its_naive_twin_and_reading_uses_afterwards_changes_nothing(seed: int, slots: int, rows: int) -> None:
     rng = random.Random(seed)
-    mixed, kv_first, twin = Lives(slots, rows), Lives(slots, rows), NaiveLives()
+    both, kv_first, twin = Lives(slots, rows), Lives(slots, rows), NaiveLives()
     streams = [random_batches(rng, WorkerId("p", f"w{i}", 0), 250, 40) for i in range(3)]
     order = sorted((b.bridge_time_s + (80 if i == 2 else 0), i, k) for i, s in enumerate(streams) for k, b in enumerate(s))
     uses: list[tuple[int, list[int], float]] = []
     told: list[tuple[int, list[int], float]] = []
     for at_s, i, k in order:
-        watch(mixed, streams[i][k], number=i)
+        watch(both, streams[i][k], number=i)
         watch(kv_first, streams[i][k], number=i)
         twin.watch(i, streams[i][k])
         user = rng.randrange(3)
@@ -115,30 +116,30 @@ def test_it_is_its_naive_twin_and_reading_uses_afterwards_changes_nothing(seed: 
         while uses and rng.random() < 0.5:  # told late, and not in the order in which they happened
             use = uses.pop(rng.randrange(len(uses)))
             told.append(use)
-            mixed.touch(names(*use[1]), [use[0]], use[2])
+            both.touch(mixed(*use[1]), [use[0]], use[2])
             twin.touch(*use)
         if rng.random() < 0.02 and at_s < 1110:
             before_s = at_s - 60
-            for x in (mixed, kv_first):
+            for x in (both, kv_first):
                 x.close(before_s)
             twin.closed_s = max(twin.closed_s, before_s)
         if rng.random() < 0.05:
             again = Lives(slots, rows)
-            again.load(mixed.save())
-            for a, b in zip(again.save().values(), mixed.save().values(), strict=True):
+            again.load(both.save())
+            for a, b in zip(again.save().values(), both.save().values(), strict=True):
                 np.testing.assert_array_equal(a, b)
-            mixed = again
+            both = again
     for use in told:
-        kv_first.touch(names(*use[1]), [use[0]], use[2])
-    limit = 2 ** (64 - mixed.level)
+        kv_first.touch(mixed(*use[1]), [use[0]], use[2])
+    limit = 2 ** (64 - both.level)
     sample = NaiveLives({key: x for key, x in twin.lives.items() if naive_mix(key[1]) < limit})
     expected = sample.removed(twin.closed_s, 1e12)
-    np.testing.assert_allclose(np.array(found(mixed)), np.array(expected), atol=1e-9)
-    assert (mixed.level > 0) == (slots < 100 or rows < 100)
-    if mixed.level == 0:
+    np.testing.assert_allclose(np.array(found(both)), np.array(expected), atol=1e-9)
+    assert (both.level > 0) == (slots < 100 or rows < 100)
+    if both.level == 0:
         assert len(expected) > 50
-        assert mixed.late == twin.late > 0, "one worker's events come late"
-        assert found(kv_first) == found(mixed)
+        assert both.late == twin.late > 0, "one worker's events come late"
+        assert found(kv_first) == found(both)
 
 
 def test_memory_does_not_grow_and_the_sample_stays_useful() -> None:
@@ -169,7 +170,7 @@ def test_a_state_that_is_larger_than_its_budget_is_sampled_down_when_loaded() ->
     assert {int(x["block"]) for x in small.save()["rows"]} == kept
     for lives in (large, small):
         watch(lives, batch(W, 99, 1, 5000.0, event(Kind.STORED, range(60))), batch(W, 99, 2, 5001.0, event(Kind.REMOVED, range(60))))
-        lives.touch(names(*range(60)), [0], 5000.5)
+        lives.touch(mixed(*range(60)), [0], 5000.5)
     newest = sorted(x for x in found(large, 5000.0))
     assert set(found(small, 5000.0)) <= set(newest)
 
