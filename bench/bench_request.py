@@ -103,6 +103,31 @@ def answer_pieces() -> list[bytes]:
     return [head + chunks[0], b"".join(chunks[1:]) + b"0\r\n\r\n"]
 
 
+class Connecting(asyncio.AbstractEventLoop):
+    """What Upstream asks of its loop: connections to a worker that answers each request."""
+
+    def __init__(self, up: upstream.Upstream, answer: list[bytes]) -> None:
+        self._loop, self._up, self._answer = asyncio.get_running_loop(), up, answer
+
+    async def create_connection(self, make: Callable[[], Any], *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        connection = make()
+
+        def written(data: bytes) -> None:
+            if not data.startswith(b"POST "):
+                self._loop.call_soon(connection.data_received, self._answer[0])
+                self._loop.call_soon(connection.data_received, self._answer[1])
+
+        transport = StandInTransport(written)
+        connection.connection_made(transport)
+        return transport, connection
+
+    def time(self) -> float:
+        return self._loop.time()
+
+    def call_later(self, *given: Any, **more: Any) -> Any:  # type: ignore[override]
+        return self._loop.call_later(*given, **more)
+
+
 class Client:
     """One connection in a closed loop: the next request when the answer has ended."""
 
@@ -150,26 +175,14 @@ class Rig:
 
     async def start(self) -> None:
         await self.router.start()
-        await self.router.feed_level() if hasattr(self.router, "feed_level") else await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # for the feed
         (pool,) = self.router.pools
         pool.learn_block_size(16)
         self.server = self.router.server()
         self.server._look_s = 1.0
         up = self.router._upstream
 
-        async def connect(origin: upstream._Origin) -> upstream._Connection:
-            connection = upstream._Connection(up, origin)
-
-            def written(data: bytes) -> None:
-                if not data.startswith(b"POST "):
-                    loop.call_soon(connection.data_received, self.answer[0])
-                    loop.call_soon(connection.data_received, self.answer[1])
-
-            connection.connection_made(StandInTransport(written))
-            return connection
-
-        loop = asyncio.get_running_loop()
-        up._connect = connect  # type: ignore[method-assign]
+        up._loop = Connecting(up, self.answer)
 
     def request(self, number: int, new: bool) -> bytes:
         body = self.bodies[number % len(self.bodies)]

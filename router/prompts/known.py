@@ -102,7 +102,9 @@ class Known:
 
     def begins(self, messages: Sequence[Mapping[str, Any]], front: bytes) -> bool:
         beginning = messages[: len(self.messages)]
-        return self.messages == beginning and self.front.written == front and self.odd == _odd(beginning)
+        if self.front.written != front or self.messages != beginning:
+            return False
+        return not self.odd or self.odd == _odd(beginning)  # what equals texts is texts: nothing odd is passed over there
 
     def keep_chain(self, key: ChainKey, chain: U64, before: int) -> None:
         """before: tokens of the tokenizer's own in front of the stem."""
@@ -292,16 +294,15 @@ def _marks(front: bytes, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     mark = hash(front)
     out = []
     for message in messages:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(content, list) and content and isinstance(content[-1], Mapping):
+        content = message.get("content") if type(message) is dict or isinstance(message, Mapping) else None
+        if type(content) is not str and isinstance(content, list) and content and isinstance(content[-1], Mapping):
             content = content[-1].get("text")
-        if isinstance(content, str):
-            if len(content) <= _WHOLE_CHARACTERS:
-                mark = hash((mark, content))
-            else:
-                mark = hash((mark, len(content), content[:_MARK_CHARACTERS], content[-_MARK_CHARACTERS:]))
-        else:
+        if type(content) is not str:
             mark = hash((mark, None))
+        elif len(content) <= _WHOLE_CHARACTERS:
+            mark = hash((mark, content))
+        else:
+            mark = hash((mark, len(content), content[:_MARK_CHARACTERS], content[-_MARK_CHARACTERS:]))
         out.append(mark)
     return out
 

@@ -16,6 +16,7 @@ _TRANSFORMERS_OWN = frozenset(
     )
 )  # fmt: skip
 """Template settings of a client's that mean something else to the engine's template call."""
+_NOTHING: Mapping[str, Any] = {}
 
 
 def chat(body: Body) -> Asked:
@@ -68,11 +69,14 @@ def tools_in(body: Body) -> list[Mapping[str, Any]] | None:
 
 def template_values(body: Body, add_generation_prompt: bool, reasoning_effort: object = None) -> dict[str, Any]:
     """What the template gets besides messages and tools. The body's own fields win over chat_template_kwargs; null and "auto" are unset."""
-    given = body.get("chat_template_kwargs") or {}
-    if not isinstance(given, Mapping) or _TRANSFORMERS_OWN & given.keys():
-        raise UnsupportedPrompt("chat_template_kwargs that mean something else to the engine")
+    given = body.get("chat_template_kwargs") or _NOTHING
     effort = body.get("reasoning_effort") if reasoning_effort is None else reasoning_effort
-    out = {k: v for k, v in given.items() if v is not None and v != "auto"}
+    if given is _NOTHING:
+        out: dict[str, Any] = {}
+    elif not isinstance(given, Mapping) or _TRANSFORMERS_OWN & given.keys():
+        raise UnsupportedPrompt("chat_template_kwargs that mean something else to the engine")
+    else:
+        out = {k: v for k, v in given.items() if v is not None and v != "auto"}
     if effort is not None and effort != "auto":
         out["reasoning_effort"] = effort
         if "enable_thinking" not in given:
@@ -92,5 +96,5 @@ def _reads_cache(body: Body, echo_logprobs: bool) -> bool:
 def refuse_given_ids(body: Body) -> None:
     """Ids that a prefill worker forwards stand in for the messages. Raises UnsupportedPrompt."""
     transfer = body.get("kv_transfer_params")
-    if isinstance(transfer, Mapping) and transfer.get("prompt_token_ids") is not None:
+    if transfer is not None and isinstance(transfer, Mapping) and transfer.get("prompt_token_ids") is not None:
         raise UnsupportedPrompt("token ids in kv_transfer_params")

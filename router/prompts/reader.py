@@ -267,8 +267,8 @@ class PromptReader:
         except TooLong as e:
             raise _Skipped("too_long") from e
         assert found is not None
-        ids = _of_ids(asked, [tokenizer.with_added(found.ids, asked.special)])
-        return ids if asked.keep is not None else _Ids(ids.longest, ids.tokens, 1, found)
+        ids = tokenizer.with_added(found.ids, asked.special) if asked.special else found.ids
+        return _of_ids(asked, [ids]) if asked.keep is not None else _Ids(ids, len(ids), 1, found)
 
     def _known_chats(self, pool: PoolState, tokenizer: LocalTokenizer) -> KnownChats | None:
         if pool.name not in self._known:
