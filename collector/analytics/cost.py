@@ -426,15 +426,14 @@ class CostModel:
     def take(self, requests: Sequence[Attributed]) -> None:
         by_key: dict[_Key, tuple[list[tuple[float, ...]], list[tuple[float, ...]]]] = {}
         for r in requests:
+            engine, ttft = by_key.setdefault((r.pool, r.model, self._hardware_of(r.pool, r.worker)), ([], []))
             if r.hit_tokens is None or not 0 <= r.hit_tokens < r.prompt_tokens:
                 continue
-            reported = r.engine_ttft_s is not None and r.engine_queue_s is not None
-            seconds = r.engine_ttft_s - r.engine_queue_s if r.engine_ttft_s is not None and r.engine_queue_s is not None else r.ttft_s
-            if seconds is None or not 0 < seconds < LONGEST_S:
-                continue
-            key = r.pool, r.model, self._hardware_of(r.pool, r.worker)
-            row = float(r.prompt_tokens - r.hit_tokens), float(r.hit_tokens), seconds, r.ended_s
-            by_key.setdefault(key, ([], []))[0 if reported else 1].append(row)
+            times, seconds = ttft, r.ttft_s
+            if r.engine_ttft_s is not None and r.engine_queue_s is not None:
+                times, seconds = engine, r.engine_ttft_s - r.engine_queue_s
+            if seconds is not None and 0 < seconds < LONGEST_S:
+                times.append((float(r.prompt_tokens - r.hit_tokens), float(r.hit_tokens), seconds, r.ended_s))
         for key, (engine, ttft) in by_key.items():
             entry = self._entry(key)
             if entry is None:

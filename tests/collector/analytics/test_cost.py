@@ -259,7 +259,15 @@ def test_what_cannot_be_an_observation_is_none() -> None:
             replace(good, engine_ttft_s=0.4), replace(good, engine_ttft_s=1e9), replace(good, engine_ttft_s=math.nan),
         ]
     )  # fmt: skip
-    assert model.live() == {"cost_models": []}
+    row = row_of(model)
+    assert (row["observations"], row["version"], row["source"], row["fitted_at"]) == (0, None, None, None)
+
+
+def test_what_workers_cost_by_configuration_is_told_without_any_time() -> None:
+    model = CostModel(CostRules(a_s_per_token=1e-4, gpus=2.0))
+    model.take([told(1000, None)])
+    row = row_of(model)
+    assert (row["source"], row["gpus"], row["observations"], row["residual_s"]) == ("configured", 2.0, 0, None)
 
 
 def test_keys_are_bounded() -> None:
