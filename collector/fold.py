@@ -445,18 +445,16 @@ class Fold:
         """A half of the request is new."""
         d = r.dispatch
         if decided and r.decision is not None:
-            if d is not None and d.flight is not None:  # it was sent again
-                self._dispatches.flights.end(d.flight, r.decision.time_s, failed=True)
+            if d is not None:  # it was sent again
+                d.ended_s, d.failed = r.decision.time_s, True
+                self._dispatches.landed(d)
             chain = np.empty(0, np.uint64) if r.running is None else r.running.chain
             r.dispatch = Dispatch(r.decision, r.decision.time_s, r.first_s or r.decision.time_s, (), chain, r.content)
             r.content = None
             self._undispatched[r.request_id] = r
-        elif d is not None and d.flight is not None:
-            self._land(r)
-
-    def _land(self, r: Request) -> None:
-        if r.outcome is not None and r.dispatch is not None and r.dispatch.flight is not None:
-            self._dispatches.flights.end(r.dispatch.flight, r.outcome.time_s, failed=not told.has_prefilled(r))
+        if r.dispatch is not None and r.outcome is not None:
+            r.dispatch.ended_s, r.dispatch.failed = r.outcome.time_s, not told.has_prefilled(r)
+            self._dispatches.landed(r.dispatch)
 
     def _dispatch(self, before_s: float) -> None:
         """Looks at the decisions made before before_s (unix seconds)."""
@@ -473,7 +471,6 @@ class Fold:
             for r in ready:
                 if r.dispatch is not None:
                     r.dispatch.content = None
-                self._land(r)
         if before_s < np.inf:
             waiting = (r.dispatch.started_s for r in self._undispatched.values() if r.dispatch is not None)
             self._dispatches.flights.forget(min(before_s, min(waiting, default=np.inf)))
@@ -568,8 +565,9 @@ class Fold:
             why = told.NO_DECISION if r.decision is None else told.NO_NAMES if r.running is None else told.NO_EVENTS
         self._attribute(r, why)
         self._undispatched.pop(r.request_id, None)
-        if r.dispatch is not None and r.dispatch.flight is not None and r.outcome is None:
-            self._dispatches.flights.end(r.dispatch.flight, max(r.written_s, r.dispatch.started_s), failed=True)
+        if r.dispatch is not None and r.dispatch.ended_s is None:
+            r.dispatch.ended_s, r.dispatch.failed = max(r.written_s, r.dispatch.started_s), True
+            self._dispatches.landed(r.dispatch)
         self._rows.setdefault("requests", []).append(request_row(r, closed=True))
         self.join.close(r)
 

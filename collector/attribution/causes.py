@@ -5,8 +5,8 @@
 
 For each block beyond k the first rule that fits wins (the numbers are those of `Cause`, not of the order):
 
-    1. it lies below event_blocks: the engine says less than the events             UNEXPLAINED
-    2. last block of a prompt of whole blocks, and all before it was hit            GRANULARITY
+    1. last block of a prompt of whole blocks, and all before it was hit            GRANULARITY
+    2. it lies below event_blocks: the engine says less than the events             UNEXPLAINED
     3. another request was computing it (flights.py)                                IN_FLIGHT
     4. no worker had ever stored it before the dispatch (at or beyond ideal)        by content: TOO_SHORT, DIVERGED, NAMESPACE, FIRST_SEEN
     5. held at the moment, but a block before it was not: it shares that block's fate
@@ -142,10 +142,10 @@ def _assign(  # type: ignore[no-untyped-def]
             out[i] = _HIT
             continue
         lost_from = max(start, hit)
-        if event_blocks < 0 or i < event_blocks:
-            cause = _UNEXPLAINED
-        elif end == prompt and i == hit_blocks:
+        if end == prompt and i == hit_blocks:
             cause = _GRANULARITY
+        elif event_blocks < 0 or i < event_blocks:
+            cause = _UNEXPLAINED
         else:
             cause = -1
             for s in range(len(flights)):

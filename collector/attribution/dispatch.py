@@ -69,6 +69,10 @@ class Dispatch:
     numbers: tuple[int, ...]
     chain: U64
     content: Content | None
+    ended_s: float | None = None
+    """None: in flight."""
+    failed: bool = False
+    """It ended without a prefill."""
     flight: Flight | None = None
     result: Dispatched | None = None
 
@@ -91,6 +95,7 @@ class Dispatches:
             pool = self._pools.setdefault(d.decision.pool, len(self._pools))
             if d.numbers and len(d.chain):
                 d.flight = self.flights.begin(d.started_s, pool, d.numbers, d.chain)
+                self.landed(d)
             if d.content is not None and self._contents is not None:
                 self._contents.register(d.first_s, d.decision.pool, d.content)
         self.news.follow(self._state)
@@ -102,15 +107,17 @@ class Dispatches:
             asked = [d for d in some if len(d.chain)]
             held = np.full((len(asked), len(ranks)), -1, np.int64)
             if asked and numbers:
-                try:
-                    blocks, trust = held_at(self._state, numbers, [d.chain for d in asked], [d.started_s for d in asked])
-                    held[:, numbers] = np.where(trust == BLIND, -1, blocks)
-                except NotImplementedError:
-                    pass
+                blocks, trust = held_at(self._state, numbers, [d.chain for d in asked], [d.started_s for d in asked])
+                held[:, numbers] = np.where(trust == BLIND, -1, blocks)
             for d in some:
                 d.result = Dispatched()
             for d, row in zip(asked, held, strict=True):
                 d.result = self._one(d, row, ranks, numbers)
+
+    def landed(self, d: Dispatch) -> None:
+        """`ended_s` may have become known."""
+        if d.flight is not None and d.ended_s is not None:
+            self.flights.end(d.flight, d.ended_s, d.failed)
 
     def _one(self, d: Dispatch, held: npt.NDArray[np.int64], ranks: Sequence[tuple[str, str, int]], numbers: list[int]) -> Dispatched:
         ideal = self.news.seen_before(self._state, d.chain, d.started_s)

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numba
 import numpy as np
@@ -209,7 +210,8 @@ def _look(  # type: ignore[no-untyped-def]
 
     Writes, by block of the chain: resident (1: held at the moment), prior and stored (of the earliest store since the moment: its
     ring_prior, and the ring event; -1: none).
-    Returns (hit: longest prefix held at the moment, at most `most` blocks; code; selected: the same at the clock, -1: not known).
+    Returns (hit: longest prefix held at the moment, at most `most` blocks; code; selected: longest prefix held at the clock, -1: not
+    known).
     """
     n = len(chain)
     lows = np.empty(64, np.uint64)
@@ -255,7 +257,7 @@ def _look(  # type: ignore[no-untyped-def]
         kind = e["kind"]
         if wants_clock and (epoch < clock_epoch or (epoch == clock_epoch and (at < 0 or (readable and _applied(e, clock_seq))))):
             if trust == EXACT:
-                selected = _prefix(held, groups, columns, most)
+                selected = _prefix(held, groups, columns, n)
             wants_clock = False
         if hit >= 0 and (not wants_clock or not readable or behind == MAX_BEHIND):
             return hit, _OK, selected
@@ -342,12 +344,19 @@ def assign(state: Residency, ranks: Sequence[int], running: Iterable[Running], t
                 e = ring[at & e_mask]
                 if (
                     not e["taken"]
+                    and not _is_chunk(state, e, len(r.chain), waiting, tolerance_s)
                     and (r.own is None or r.own[0] == number)
                     and r.started_s - tolerance_s <= e["time_s"] <= (np.inf if r.ended_s is None else r.ended_s + tolerance_s)
                 ):
                     e["taken"] = 1
                     r.decode = number, at
                     break
+
+
+def _is_chunk(state: Residency, e: Any, depth: int, waiting: Sequence[Running], tolerance_s: float) -> bool:
+    """The store goes on with the prompt of a request in flight, so it is no answer's (a later turn's prompt has the answer in it, too)."""
+    first = state.ring_hashes[int(e["start"]) & (len(state.ring_hashes) - 1)]
+    return any(len(x.chain) > depth and x.chain[depth] == first and x.started_s - tolerance_s <= e["time_s"] for x in waiting)
 
 
 def look(state: Residency, ranks: Sequence[int], request: Running, clock: tuple[int, int] | None = None) -> Look:

@@ -1,0 +1,65 @@
+"""Attribution of random fleets, through the fold, beside a twin that knows everything."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from collector.analytics.attributed import Attributed
+from collector.analytics.content_index import ContentIndex
+from collector.fold import Fold
+from collector.residency import Residency
+from schemas.causes import Cause
+from schemas.kv_events import encode
+from schemas.stream.base import StoredRecord
+from schemas.topics import DECISIONS, KV_EVENTS, OUTCOMES
+from tests.collector.attribution.fleets import Fleet
+from tests.collector.attribution.naive import Twin, runs_of
+
+
+def records(fleet: Fleet) -> Iterator[tuple[float, str, bytes]]:
+    out = [(b.bridge_time_s, KV_EVENTS, encode(b)) for c in fleet.caches for b in c.batches]
+    for a in fleet.asked:
+        assert a.outcome is not None
+        out.append((a.decision.time_s, DECISIONS, a.decision.model_dump_json().encode()))
+        out.append((a.outcome.time_s, OUTCOMES, a.outcome.model_dump_json().encode()))
+    return iter(sorted(out, key=lambda r: r[0]))
+
+
+def told(fleet: Fleet, seed: int) -> tuple[dict[str, Attributed], Fold]:
+    """Fed in slices of random length, each told as far as time has come."""
+    rng = random.Random(seed)
+    fold = Fold(Residency(1 << 12, 1 << 14, 256), lateness_s=0.1, contents=ContentIndex())
+    offset, out = 0, []
+    todo = list(records(fleet))
+    while todo:
+        n = rng.randint(1, 40)
+        part, todo = todo[:n], todo[n:]
+        for time_s, topic, value in part:
+            offset += 1
+            fold.take((topic, 0), topic, [StoredRecord(offset, int(time_s * 1000), b"k", value, ())], time_s)
+        if rng.random() < 0.7:
+            fold.settle(part[-1][0], part[-1][0], part[-1][0])
+            out += fold.take_told()
+    for more_s in (1.0, 100.0):
+        fold.settle(fleet.end_s + more_s, fleet.end_s + more_s, fleet.end_s + more_s)
+    out += fold.take_told()
+    return {a.request_id: a for a in out}, fold
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_cause_of_every_token_is_the_one_that_full_knowledge_tells(seed: int) -> None:
+    fleet = Fleet(seed)
+    found, _ = told(fleet, seed)
+    twin = Twin(fleet)
+    for asked in fleet.asked:
+        one = found[asked.decision.request_id]
+        want = twin.tokens(asked)
+        got = [(Cause(c), n) for c, n in zip(one.run_causes.tolist(), one.run_tokens.tolist(), strict=True)]
+        if want is None:
+            assert (one.hit_tokens, got) == (None, [(Cause.UNEXPLAINED, asked.decision.prompt_tokens)])
+            continue
+        assert got == runs_of(want), asked
+        assert one.hit_tokens == want.count(Cause.HIT)
