@@ -10,7 +10,9 @@ error_tokens; no prefix that is left out has more than SHARE of all plus the gre
 `NODES` all is exact. Prompts that have nothing in common but their kind (a timestamp at the head: every chain is another from its first
 block on) meet at the root, which has a row (prefix 0, depth 0) for each model, route, tenant and template.
 
-Memory: 6 MB a pool and open window at most, at most `POOLS` pools (what comes of further ones shares one trie) and `OPEN_WINDOWS` windows.
+Memory: 6.5 MB a pool and window at most, at most `POOLS` pools (what comes of further ones shares one trie) and `OPEN_WINDOWS` windows:
+when a further one opens, the oldest is settled, that is, its rows are kept until it is closed, and its tries go. So a collector that
+catches up counts each window on its own, however many it reads at once.
 Rejected: counting each block of a run on each of its ancestors (2,048 counts a request, and a prompt shared by all would be reported as its
 first block); items a run instead of a request (a request would be counted in several rows).
 """
@@ -37,7 +39,8 @@ LABEL_SPACE = 1 << 19
 """Block names a pool and window that the trie's edges may hold: 256 a node."""
 KINDS, STRINGS = 256, 4096
 """Combinations of model, route, tenant and template, and different strings, a pool and window; what comes after is told as NULL."""
-POOLS, OPEN_WINDOWS = 16, 3
+POOLS, OPEN_WINDOWS, SETTLED_WINDOWS = 16, 3, 288
+"""Most at once; what comes beyond a day of settled windows, as of a clock gone wild, counts in the newest open one."""
 SHARE = 0.01
 ROWS = 200
 """Most rows a window."""
@@ -64,42 +67,63 @@ class Hotspots:
     def __init__(self, copies: Copies = unknown, snippet: Snippet = unknown, *, nodes: int = NODES, share: float = SHARE) -> None:
         self._copies, self._snippet, self._nodes, self._share = copies, snippet, nodes, share
         self._windows: dict[int, dict[str | None, _Pool]] = {}
+        self._settled: dict[int, Rows] = {}
+        """Rows of windows whose tries are gone, but which are not closed yet."""
         self._closed = 0
         """Windows before this number are closed."""
 
     def take(self, requests: Sequence[Attributed]) -> None:
         groups: dict[tuple[int, str | None], list[Attributed]] = {}
         for r in requests:
-            window = self._window_of(r)
+            window, settle = self._window_of(r)
+            if settle is not None:
+                self._count(groups)
+                groups = {}
+                self._settled[settle] = self._rows(settle)
+                del self._windows[settle]
+                self._windows[window] = {}
             pools = self._windows[window]
             pool = r.pool if r.pool in pools or len(pools) < POOLS else None
             if pool not in pools:
                 pools[pool] = _Pool(self._nodes)
             groups.setdefault((window, pool), []).append(r)
+        self._count(groups)
+
+    def _count(self, groups: Mapping[tuple[int, str | None], Sequence[Attributed]]) -> None:
         for (window, pool), found in groups.items():
             self._windows[window][pool].take(found)
 
-    def _window_of(self, r: Attributed) -> int:
-        """An open window, opened if need be: the nearest one where there are enough."""
+    def _window_of(self, r: Attributed) -> tuple[int, int | None]:
+        """The window in which it counts, and the open one that must be settled first, if any: then the first is not open yet."""
         window = max(self._closed, int(r.prefill_s // WINDOW_S))
-        if window not in self._windows:
-            if len(self._windows) >= OPEN_WINDOWS:
-                return min(self._windows, key=lambda open_window: (abs(open_window - window), open_window))
+        if window in self._windows:
+            return window, None
+        if window not in self._settled and len(self._windows) < OPEN_WINDOWS:
             self._windows[window] = {}
-        return window
+            return window, None
+        oldest, newest = min(self._windows), max(self._windows)
+        if window < oldest or window in self._settled:
+            return oldest, None
+        return (window, oldest) if len(self._settled) < SETTLED_WINDOWS else (newest, None)
 
     def live(self) -> Mapping[str, Rows]:
-        return {PREFIXES.name: [row for window in sorted(self._windows) for row in self._rows(window)]}
+        return {PREFIXES.name: [row for window in self._held() for row in self._rows(window)]}
+
+    def _held(self) -> list[int]:
+        return sorted(self._windows.keys() | self._settled.keys())
 
     def close(self, before_s: float) -> Mapping[str, Rows]:
         self._closed = max(self._closed, int(before_s // WINDOW_S))
         rows: Rows = []
-        for window in sorted(w for w in self._windows if w < self._closed):
+        for window in [w for w in self._held() if w < self._closed]:
             rows += self._rows(window)
-            del self._windows[window]
+            self._windows.pop(window, None)
+            self._settled.pop(window, None)
         return {PREFIXES.name: rows}
 
     def _rows(self, window: int) -> Rows:
+        if window in self._settled:
+            return self._settled[window]
         found = [
             (-spot["lost_tokens"], pool or "", spot["prefix"], {"pool": pool, **spot})
             for pool, trie in self._windows[window].items()
@@ -121,13 +145,14 @@ class Hotspots:
             for pool, trie in pools.items():
                 out |= {f"{len(names)}.{key}": array for key, array in trie.arrays().items()}
                 names.append({"window": window, "pool": pool, **trie.names()})
-        kept = json.dumps({"closed": self._closed, "windows": list(self._windows), "pools": names})
+        kept = json.dumps({"closed": self._closed, "windows": list(self._windows), "settled": list(self._settled.items()), "pools": names})
         return {**out, "names": np.frombuffer(kept.encode(), np.uint8).copy()}
 
     def load(self, saved: Mapping[str, npt.NDArray[Any]]) -> None:
         kept = json.loads(saved["names"].tobytes())
         self._closed = kept["closed"]
         self._windows = {window: {} for window in kept["windows"]}
+        self._settled = {window: [tuple(row) for row in rows] for window, rows in kept["settled"]}
         for i, names in enumerate(kept["pools"]):
             pool = self._windows[names["window"]][names["pool"]] = _Pool(self._nodes)
             pool.load({key.partition(".")[2]: array for key, array in saved.items() if key.startswith(f"{i}.")}, names)
