@@ -131,7 +131,7 @@ def test_what_was_registered_longest_ago_is_forgotten_first_and_never_more_than_
             assert sum(known(index, pieces(1000 * (t - k), 100)) for k in range(8)) == 800
     assert known(index, pieces(0, 100)) == 0
     assert index.forgotten > 3000
-    assert index.held_bytes() == 20 * 2 * 4096
+    assert index.held_bytes() == 24 * 2 * 4096
     assert by_token(index.tell(0.5, "p", pieces(10**6, 1))) == [Known.HERE]  # the earliest time came along
 
 
