@@ -1,22 +1,21 @@
 """What the router tells Prometheus. Labels are bounded: pools and workers of the fleet file, classes of status, never what a client sent.
 
-Counters that a request touches are bound to their labels once; numbers that something else already keeps (index, feed, recorder, load) are
-read at scrape time.
+Numbers that a request touches are plain ones (counted.py); those that something else already keeps (index, feed, recorder, load) are read
+at scrape time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
-from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.access.gate import Gate
 from router.access.refusal import REASONS
+from router.counted import Counted, Measured
 from router.index.feed import Feed, FeedSink
 from router.index.prefix_index import EXACT
 from router.pools import Decided, Pools
@@ -28,125 +27,92 @@ from router.workers.breaker import STATES
 from router.workers.membership import Membership
 from router.workers.watch import Watch
 
-_Metric = TypeVar("_Metric", Counter, Histogram)
-
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _DECIDE_S = (25e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 5e-3, 25e-3)
 _TOKENIZE_S = (1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 2)
-
-
-def _children(metric: _Metric) -> Callable[..., _Metric]:
-    """Its children by their labels' values, kept: prometheus_client's own look-up takes a lock and makes a tuple of strings each time."""
-    return cache(metric.labels)
 
 
 class RouterMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         r = self.registry
-        self._requests = _children(
-            Counter(
-                "warmwatch_router_requests",
-                "Requests by the worker that answered and the class of the status",
-                ["pool", "worker", "status"],
-                registry=r,
-            )
+        self._requests = Counted(
+            r, "warmwatch_router_requests", "Requests by the worker that answered and the class of the status", ["pool", "worker", "status"]
         )
-        self._failed = _children(
-            Counter("warmwatch_router_attempts_failed", "Dispatches that failed before the first byte", ["pool", "worker"], registry=r)
+        self._failed = Counted(
+            r, "warmwatch_router_attempts_failed", "Dispatches that failed before the first byte", ["pool", "worker"]
+        )  # fmt: skip
+        self._broken = Counted(
+            r,
+            "warmwatch_router_broken_answers",
+            "Answers that a worker broke off (upstream) or left off (timeout) within; such a request counts by its status all the same",
+            ["pool", "worker", "reason"],
         )
-        self._broken = _children(
-            Counter(
-                "warmwatch_router_broken_answers",
-                "Answers that a worker broke off (upstream) or left off (timeout) within; such a request counts by its status all the same",
-                ["pool", "worker", "reason"],
-                registry=r,
-            )
+        self._rejected = Counted(
+            r,
+            "warmwatch_router_rejected",
+            "Requests that the router refused itself: by their form as HTTP (http), their body, their model's name, or a reason of "
+            "warmwatch_router_refused. Those over a key's tokens are in warmwatch_router_requests too; all others have no pool",
+            ["status", "reason"],
         )
-        self._rejected = _children(
-            Counter(
-                "warmwatch_router_rejected",
-                "Requests that the router refused itself: by their form as HTTP (http), their body, their model's name, or a reason of "
-                "warmwatch_router_refused. Those over a key's tokens are in warmwatch_router_requests too; all others have no pool",
-                ["status", "reason"],
-                registry=r,
-            )
+        self._ttft = Measured(
+            r, "warmwatch_router_ttft_seconds", "Dispatch to first content byte of streams", _SECONDS, ["pool", "worker"]
+        )  # fmt: skip
+        self._decide = Measured(r, "warmwatch_router_decide_seconds", "Time of a decision without tokenizing", _DECIDE_S)
+        self._tokenize = Measured(r, "warmwatch_router_tokenize_seconds", "Time until a prompt's block names are known", _TOKENIZE_S)
+        self._prompts = Counted(
+            r, "warmwatch_router_prompts", "Prompts by where their token ids came from", ["pool", "token_source"]
+        )  # fmt: skip
+        self._skipped = Counted(
+            r,
+            "warmwatch_router_prompts_skipped",
+            "Prompts not tokenized for a bound's sake: too_long (max_prompt_chars), queue_full (max_waiting_prompts)",
+            ["pool", "reason"],
         )
-        self._ttft = _children(
-            Histogram(
-                "warmwatch_router_ttft_seconds",
-                "Dispatch to first content byte of streams",
-                ["pool", "worker"],
-                buckets=_SECONDS,
-                registry=r,
-            )
-        )
-        self._decide = Histogram("warmwatch_router_decide_seconds", "Time of a decision without tokenizing", buckets=_DECIDE_S, registry=r)
-        self._tokenize = Histogram(
-            "warmwatch_router_tokenize_seconds", "Time until a prompt's block names are known", buckets=_TOKENIZE_S, registry=r
-        )
-        self._prompts = _children(
-            Counter("warmwatch_router_prompts", "Prompts by where their token ids came from", ["pool", "token_source"], registry=r)
-        )
-        self._skipped = _children(
-            Counter(
-                "warmwatch_router_prompts_skipped",
-                "Prompts not tokenized for a bound's sake: too_long (max_prompt_chars), queue_full (max_waiting_prompts)",
-                ["pool", "reason"],
-                registry=r,
-            )
-        )
-        self._predicted = _children(
-            Counter(
-                "warmwatch_router_predicted_cached_tokens",
-                "Forecast of cached prompt tokens, beside a report",
-                ["pool"],
-                registry=r,
-            )
-        )
-        self._reported = _children(
-            Counter("warmwatch_router_reported_cached_tokens", "Cached prompt tokens as engines reported them", ["pool"], registry=r)
-        )
-        self._prompt_tokens = _children(
-            Counter("warmwatch_router_prompt_tokens", "Prompt tokens as engines reported them", ["pool"], registry=r)
-        )
+        self._predicted = Counted(
+            r, "warmwatch_router_predicted_cached_tokens", "Forecast of cached prompt tokens, beside a report", ["pool"]
+        )  # fmt: skip
+        self._reported = Counted(
+            r, "warmwatch_router_reported_cached_tokens", "Cached prompt tokens as engines reported them", ["pool"]
+        )  # fmt: skip
+        self._prompt_tokens = Counted(r, "warmwatch_router_prompt_tokens", "Prompt tokens as engines reported them", ["pool"])
         self.crashes = Counter("warmwatch_router_internal_errors", "Requests that met an error of the router's own", registry=r)
 
     def prompt_read(self, pool: str, prompt: Prompt) -> None:
         if prompt.tokenize_us is not None:
             self._tokenize.observe(prompt.tokenize_us / 1e6)
-        self._prompts(pool, prompt.source).inc()
+        self._prompts.by[pool, prompt.source] += 1
         if prompt.skipped is not None:
-            self._skipped(pool, prompt.skipped).inc()
+            self._skipped.by[pool, prompt.skipped] += 1
 
     def decided(self, decided: Decided) -> None:
         """Once an attempt."""
         self._decide.observe(decided.decide_us / 1e6)
 
     def attempt_failed(self, pool: str, worker: str) -> None:
-        self._failed(pool, worker).inc()
+        self._failed.by[pool, worker] += 1
 
     def broke_off(self, pool: str, worker: str, reason: str) -> None:
-        self._broken(pool, worker, reason).inc()
+        self._broken.by[pool, worker, reason] += 1
 
     def rejected(self, status: int, reason: str) -> None:
         """reason: one of a small set, never what a client sent."""
-        self._rejected(str(status), reason).inc()
+        self._rejected.by[str(status), reason] += 1
 
     def first_token(self, pool: str, worker: str, ttft_s: float) -> None:
-        self._ttft(pool, worker).observe(ttft_s)
+        self._ttft.observe(ttft_s, (pool, worker))
 
     def ended(self, pool: str, worker: str | None, status: int | None) -> None:
-        self._requests(pool, worker or "none", f"{status // 100}xx" if status else "left").inc()
+        self._requests.by[pool, worker or "none", f"{status // 100}xx" if status else "left"] += 1
 
     def reported(self, pool: str, prompt_tokens: int | None, cached_tokens: int | None, predicted_tokens: int | None) -> None:
         """predicted_tokens counts only beside a report, so that the two can be held against each other."""
         if prompt_tokens is not None:
-            self._prompt_tokens(pool).inc(prompt_tokens)
+            self._prompt_tokens.by[pool,] += prompt_tokens
         if cached_tokens is not None:
-            self._reported(pool).inc(cached_tokens)
+            self._reported.by[pool,] += cached_tokens
             if predicted_tokens is not None:
-                self._predicted(pool).inc(predicted_tokens)
+                self._predicted.by[pool,] += predicted_tokens
 
     def page(self) -> bytes:
         return generate_latest(self.registry)

@@ -23,8 +23,9 @@ from schemas.topics import CHANGES, DECISIONS, OUTCOMES
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
-_LINGER_S = 0.05
-"""How long records wait for others to share their transaction: at 5 ms each cost 100 us of CPU, most of it the commit."""
+_LINGER_S = 0.2
+"""How long records wait for others to share their transaction: most of a commit is its own, some 1.5 ms of CPU. At 50 ms that was 88 us
+of a request at 400 requests a second."""
 _AT_ONCE = 64
 """Records handed over under the lock at a time: the event loop may be waiting for it."""
 
