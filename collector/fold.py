@@ -564,7 +564,8 @@ class Fold:
         if why is None:
             why = told.NO_DECISION if r.decision is None else told.NO_NAMES if r.running is None else told.NO_EVENTS
         self._attribute(r, why)
-        self._undispatched.pop(r.request_id, None)
+        if why == told.CLOSED_EARLY:  # else its content and its flight are still to be known to others
+            self._undispatched.pop(r.request_id, None)
         if r.dispatch is not None and r.dispatch.ended_s is None:
             r.dispatch.ended_s, r.dispatch.failed = max(r.written_s, r.dispatch.started_s), True
             self._dispatches.landed(r.dispatch)
