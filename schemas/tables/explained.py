@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from schemas.tables.explained_causes import causes
 from schemas.tables.terminal import printable
 from schemas.tables.words import JOINED, UNKNOWN, age, aligned, count, fold, indented, seconds
 
@@ -63,7 +64,7 @@ def page(facts: Facts, now: datetime) -> str:
         parts.append(["Decision", "  None: no worker could be chosen (see the outcome)."])
     else:
         parts += [_decided(facts), _shadows(facts), _attempts(facts)]
-    parts += [_outcome(facts, now), _not_known(facts)]
+    parts += [_outcome(facts, now), causes(facts.request), _not_known(facts)]
     return "\n\n".join("\n".join(fold(lines)) for lines in parts if lines).replace(JOINED, " ")
 
 

@@ -190,6 +190,31 @@ def test_a_record_that_says_nothing_but_where_it_went_is_told_without_made_up_fi
     assert " 0 " not in text.replace("12:00", "")
 
 
+def test_why_tokens_were_computed_is_told_from_the_first_token_on() -> None:
+    runs = [{"cause": "hit", "tokens": 600}, {"cause": "evicted", "tokens": 300}, {"cause": "first_seen", "tokens": 290}]
+    runs += [{"cause": "granularity", "tokens": 10}]
+    row = request(
+        causes=runs, hit_tokens=600, ideal_tokens=900, held_tokens=900, held_worker="w3", selected_tokens=600, diverged_at_token=37,
+        lost_s=0.06, avoidable_s=0.03, regret_tokens=300, regret_s=-0.5, unexplained_reason=None, loss_trust="degraded",
+    )  # fmt: skip
+    text = said(row)
+    for part in (
+        f"Why its tokens were computed {'█' * 30}{'e' * 15}{'·' * 15} from token tokens share cause",
+        "█ 0 600 50.0% hit found in the worker's cache e 600 300 25.0% evicted capacity evicted from this worker",
+        "g 1 190 10 0.8% granularity nobody (block size)",
+        "900 had been computed before by any worker; at the dispatch one worker held 900 (w3), the chosen one 600; 600 were found.",
+        "It shares 37 tokens with earlier prompts before the first that differs.",
+        "What was computed cost 60 ms of prefill by the cost model, of which somebody can act on 30 ms.",
+        "Another worker held 300 of the computed tokens at the dispatch; going here bought 500 ms.",
+        "Told from events that were degraded: causes may be wrong.",
+    ):
+        assert part in text, part
+    assert "Why its tokens" not in said(request(causes=None)) + said(request(causes=[]))
+    many = said(request(causes=[{"cause": "new\x1b", "tokens": 1}] * 50, hit_tokens=None, regret_tokens=5, regret_s=0.2))
+    assert "and 10 further runs" in many and "new\\x1b a cause that this version does not know" in many
+    assert "and would have been 200 ms cheaper" in many and "some of these tokens may have been hits" in many
+
+
 def test_names_from_outside_cannot_steer_the_terminal() -> None:
     text = page(Facts(request(route="a\x1b[2J\nb", error="e\r", tenant="größe 🦊"), (CHOSEN | {"worker": "w\x07"},)), NOW)
     assert not set(text) & {"\x1b", "\r", "\x07"}
