@@ -70,8 +70,8 @@ def _sentences(r: dict[str, Any]) -> list[str]:
         holder = f" ({printable(r['held_worker'])})" if r.get("held_worker") is not None else ""
         prompt, ideal, held, selected, hit = (count(r.get(f"{step}_tokens")) for step in ("prompt", "ideal", "held", "selected", "hit"))
         out.append(
-            f"Of {prompt} prompt tokens {ideal} had been computed before by any worker; at the dispatch one worker held {held}{holder}, the "
-            f"chosen one {selected}; {hit} were found."
+            f"Of {prompt} prompt tokens {ideal} had been computed before by any worker; at the dispatch one worker held {held}{holder}, "
+            f"the chosen one {selected}; {hit} were found."
         )
     if r.get("diverged_at_token") is not None:
         out.append(f"It shares {count(r['diverged_at_token'])} tokens with earlier prompts before the first that differs.")
