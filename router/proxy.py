@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -33,6 +34,7 @@ from router.http.asgi import (
     Receive,
     Scope,
     Send,
+    first_values,
     forwarded_request_headers,
     forwarded_response_headers,
     header,
@@ -110,7 +112,11 @@ class Proxy:
         request_id, ids = self._identify(scope)
         client: Call = scope[CLIENT]
         try:
-            body = await read_body(receive, self._settings.max_body_bytes)
+            body = client.whole_body()
+            if body is None:
+                body = await read_body(receive, self._settings.max_body_bytes)
+            elif len(body) > self._settings.max_body_bytes:
+                raise BodyTooLarge
             content = orjson.loads(body)
             if not isinstance(content, dict):
                 raise ValueError("not an object")
@@ -132,7 +138,8 @@ class Proxy:
             return await respond_json(send, 404, own_error(scope["path"], 404, text, "model"), ids)
         pool, lora = found
         visit.use(_name(model) or pool.model)
-        route = _name(header(scope, b"x-warmwatch-route")) or "default"
+        told = first_values(scope)
+        route = _told(told, b"x-warmwatch-route") or "default"
         exchange = Exchange(
             request_id=request_id,
             id_headers=ids,
@@ -145,9 +152,9 @@ class Proxy:
             model=_name(model) or pool.model,
             stream=_flag(content.get("stream")) if endpoint.generates else False,
             route=route,
-            tenant=visit.tenant or _name(header(scope, b"x-warmwatch-tenant")) or "default",
-            template=_name(header(scope, b"x-warmwatch-template")) or self._settings.templates.get(route),
-            session_id=_name(content.get("session_id")) or _name(header(scope, b"x-session-id")),
+            tenant=visit.tenant or _told(told, b"x-warmwatch-tenant") or "default",
+            template=_told(told, b"x-warmwatch-template") or self._settings.templates.get(route),
+            session_id=_name(content.get("session_id")) or _told(told, b"x-session-id"),
             snippet=beginning_of(content, SNIPPET_CHARACTERS) if self._settings.record_snippets else None,
         )
         try:
@@ -477,6 +484,11 @@ def _target_path(scope: Scope) -> bytes:
 
 def _name(value: object) -> str | None:
     return value[:MOST_CHARACTERS] if isinstance(value, str) and value else None
+
+
+def _told(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
+    value = headers.get(name)
+    return _name(text_of(value)) if value else None
 
 
 def _flag(value: object) -> bool | None:

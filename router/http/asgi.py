@@ -31,6 +31,10 @@ _HOP_BY_HOP = frozenset(
 )
 _END_TO_END = frozenset((b"content-length", b"content-type", b"content-encoding", b"authorization"))
 _NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"x-request-id"}
+_NOT_RETURNED = _HOP_BY_HOP | {b"x-request-id"}
+_LOWERED: dict[bytes, bytes] = {}
+"""Names of headers, as workers write them, in lower case."""
+_MOST_LOWERED = 256
 _NONE_NAMED: frozenset[bytes] = frozenset()
 _NO_NAMES = frozenset((b"keep-alive", b"Keep-Alive", b"close"))
 _ERROR_TYPES = {
@@ -107,6 +111,11 @@ def header_bytes(headers: RawHeaders, name: bytes) -> bytes | None:
     return None
 
 
+def first_values(scope: Scope) -> dict[bytes, bytes]:
+    """Request headers by name, the first where one came several times."""
+    return dict(reversed(scope["headers"]))
+
+
 def value_of(headers: RawHeaders, name: bytes) -> str | None:
     """A header's value where names come as they were written; name: in lower case."""
     for key, value in headers:
@@ -133,9 +142,19 @@ def header_lines(headers: Iterable[tuple[str, str]]) -> bytes:
 
 def forwarded_response_headers(raw: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
     """What goes back to the client: all but hop-by-hop headers and the request id, which we set."""
-    lowered = [(key.lower(), value) for key, value in raw]
-    dropped = _HOP_BY_HOP | _named_by_connection(lowered)
-    return [(key, value) for key, value in lowered if key not in dropped and key != b"x-request-id"]
+    out: RawHeaders = []
+    named: frozenset[bytes] = _NONE_NAMED
+    for name, value in raw:
+        key = _LOWERED.get(name)
+        if key is None:
+            key = name.lower()
+            if len(_LOWERED) < _MOST_LOWERED:
+                _LOWERED[name] = key
+        if key == b"connection":
+            named |= _named_by_connection([(key, value)])
+        elif key not in _NOT_RETURNED:
+            out.append((key, value))
+    return [pair for pair in out if pair[0] not in named] if named else out
 
 
 def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:

@@ -173,7 +173,7 @@ class Call:
     """
 
     __slots__ = (
-        "_body_left", "_chunked", "_connection", "_head", "_parts", "_sized", "_told", "_waiter", "body_bytes", "ended",
+        "_begun", "_body_left", "_chunked", "_connection", "_head", "_parts", "_sized", "_told", "_waiter", "body_bytes", "ended",
         "expects_continue", "keeps_alive", "left", "scope", "source", "started", "task", "whole",
     )  # fmt: skip
 
@@ -186,7 +186,7 @@ class Call:
         self.whole = False  # the request's body is
         self.body_bytes = 0
         self._parts: list[bytes] = []
-        self._told = False  # the application has the whole body
+        self._told = self._begun = False  # the application has the whole body, or some of it
         self._waiter: asyncio.Future[None] | None = None
         self._chunked = self._sized = False
         self._head = b""
@@ -278,7 +278,7 @@ class Call:
             return {"type": "http.disconnect"}
         parts, self._parts = self._parts, []
         self.body_bytes = 0
-        self._told = self.whole
+        self._told, self._begun = self.whole, True
         return {"type": "http.request", "body": parts[0] if len(parts) == 1 else b"".join(parts), "more_body": not self.whole}
 
     async def send(self, message: Message) -> None:
@@ -294,6 +294,15 @@ class Call:
             self.end()
         elif self._connection.write_paused_s is not None:
             await self.drained()
+
+    def whole_body(self) -> bytes | None:
+        """The request's body, where all of it is here and `receive` has given nothing of it; then receive() has no more."""
+        if not self.whole or self._begun or self.left or self.ended:
+            return None
+        parts, self._parts = self._parts, []
+        self.body_bytes = 0
+        self._begun = self._told = True
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     # for the connection
 

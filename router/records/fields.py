@@ -89,7 +89,7 @@ def forecast(decided: Decided, prompt: Prompt) -> int | None:
 
 def decision_json(fields: dict[str, Any], attempts: list[Attempt]) -> bytes:
     told = [{"worker": a.worker, "rank": a.rank, "error": a.error, "after_s": a.after_s} for a in attempts[:RECORDED_ATTEMPTS]]
-    return orjson.dumps(fields | {"attempts": told})
+    return orjson.dumps({**fields, "attempts": told})
 
 
 def outcome_json(exchange: Exchange, pool: str, router: str, now_s: float) -> bytes:
