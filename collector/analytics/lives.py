@@ -2,13 +2,14 @@
 
     kv-events --watch--> table of blocks that are held, or were removed in an open window      removed: rows of the open windows
                            block, worker | copies, stored_s, used_s | its newest row of ------> block, worker, stored_s, used_s, removed_s
-    requests --touch---^  when a hit used it
+    requests --touch---^  until when one had it in its prompt
 
 The sample is told by the blocks' names (distinct.py): all of them up to the budgets, then one in 2^level. `level` rises when the table or
 the rows are full, and never falls.
 
-A use is told long after it happened, perhaps after the block was removed or even stored again. So it is placed by its time alone: in the
-life of the block that it fell into, as long as the window of that life's end is open. Hence the state does not depend on how events and
+A use lasts from a request's prefill to its end, and is told long after it happened, perhaps after the block was removed or even stored
+again. So it is placed by its time alone: in the newest life of the block that it fell into, as long as the window of that life's end is
+open. Hence the state does not depend on how events and
 uses are interleaved, as long as no use is told before the events of its time are read; so a restart may read all kv-events first and the
 journal of requests afterwards. (Only when budgets were full in between may the level differ.)
 
@@ -202,7 +203,7 @@ def _watch(  # type: ignore[no-untyped-def]
                     y["block"] = block
                     y["who"] = who
                     y["stored_s"] = x["stored_s"]
-                    y["used_s"] = x["used_s"]
+                    y["used_s"] = min(x["used_s"], time_s)
                     y["removed_s"] = time_s
                     y["older"] = x["row"]
                     x["row"] = state[_ROWS]
@@ -211,7 +212,7 @@ def _watch(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def _touch(mixed, who, at_s, table, rows, workers, state):  # type: ignore[no-untyped-def]
+def _touch(mixed, who, from_s, to_s, table, rows, workers, state):  # type: ignore[no-untyped-def]
     limit = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(state[_LEVEL])
     for i in range(len(mixed)):
         block = mixed[i]
@@ -220,14 +221,17 @@ def _touch(mixed, who, at_s, table, rows, workers, state):  # type: ignore[no-un
         x = table[_slot(table, block, who)]
         if x["who"] == 0:
             continue
-        if x["copies"] > 0 and x["stored_s"] <= at_s and x["era"] == workers[who - 1]["era"]:
-            x["used_s"] = max(x["used_s"], at_s)
-            continue
         k = x["row"]
-        while k >= 0 and rows[k]["stored_s"] > at_s:
+        if x["stored_s"] <= to_s:
+            if x["copies"] > 0 and x["era"] == workers[who - 1]["era"]:
+                x["used_s"] = max(x["used_s"], to_s)
+                continue
+            if k >= 0 and rows[k]["stored_s"] != x["stored_s"]:
+                continue  # it fell into a life that ended without a row
+        while k >= 0 and rows[k]["stored_s"] > to_s:
             k = rows[k]["older"]
-        if k >= 0 and at_s <= rows[k]["removed_s"]:
-            rows[k]["used_s"] = max(rows[k]["used_s"], at_s)
+        if k >= 0 and from_s <= rows[k]["removed_s"]:
+            rows[k]["used_s"] = max(rows[k]["used_s"], min(to_s, rows[k]["removed_s"]))
 
 
 class Lives:
@@ -271,14 +275,14 @@ class Lives:
         self._know(number)
         self._workers[number]["era"] += 1
 
-    def touch(self, mixed: U64, numbers: Iterable[int], at_s: float) -> None:
-        """Blocks that a request found in the cache at at_s (unix seconds), on these workers: one, or all ranks that it may have been.
+    def touch(self, mixed: U64, numbers: Iterable[int], from_s: float, to_s: float) -> None:
+        """Blocks that a request held from its prefill to its end (unix seconds), on these workers: one, or all ranks that it may have been.
 
         mixed: their names by `distinct.mix`, of a sample of this level at most.
         """
         for number in numbers:
             if number < len(self._workers):
-                _touch(mixed, np.uint32(number + 1), at_s, self._table, self._rows, self._workers, self._state)
+                _touch(mixed, np.uint32(number + 1), from_s, to_s, self._table, self._rows, self._workers, self._state)
 
     def removed(self, from_s: float, to_s: float) -> Removed:
         """Of removals in [from_s, to_s)."""

@@ -48,7 +48,7 @@ from schemas.kv_events import WorkerId
 
 MAX_WINDOWS = 64
 """Open at once; a request that would open a further one counts in the nearest."""
-_HIT, _EVICTED, _CLEARED = int(Cause.HIT), int(Cause.EVICTED), int(Cause.CLEARED)
+_EVICTED, _CLEARED = int(Cause.EVICTED), int(Cause.CLEARED)
 _BUCKETS = 400  # of gaps: up to 2 ** 37 seconds
 _ZERO = 100  # log bucket of 0 is 0; of a value v > 0 it is `_ZERO` + 8 * log2(v), of a negative one the same below 0
 _LEAST = 2.0**-10
@@ -81,31 +81,26 @@ def bucket_middle(bucket: int) -> float:
 
 @numba.njit(cache=True)
 def _read(chain, causes, gone_s, level, counts):  # type: ignore[no-untyped-def]
-    """One prompt. Returns (its blocks in the sample of a level, mixed; those of them that were hits; how many returned after a loss).
+    """One prompt. Returns (its blocks in the sample of a level, mixed; how many of all returned after a loss).
 
     counts, by log bucket: adds the seconds for which they had been gone.
     """
     limit = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(level)
     blocks = np.empty(len(chain), np.uint64)
-    hits = np.empty(len(chain), np.uint64)
     n = 0
-    found = 0
     returned = 0
     for i in range(len(chain)):
         m = mix(chain[i])
         if m <= limit:
             blocks[n] = m
             n += 1
-            if causes[i] == _HIT:
-                hits[found] = m
-                found += 1
         gone = np.float64(gone_s[i])
         if math.isfinite(gone):
             counts[0 if gone < _LEAST else min(len(counts) - 1, _ZERO + np.int64(math.floor(8 * math.log2(gone))))] += 1
             returned += 1
         elif causes[i] == _EVICTED or causes[i] == _CLEARED:
             returned += 1
-    return blocks[:n].copy(), hits[:found].copy(), returned
+    return blocks[:n].copy(), returned
 
 
 class Histogram:
@@ -254,7 +249,7 @@ class Pressure:
             sessions = None if session is None or (r.pool, None) not in window.scopes else self._sessions(window, r.pool)
             level = min([self.lives.level, *(c.blocks.level for c in parts), *([] if sessions is None else [sessions.level])])
             gone = np.zeros(_BUCKETS, np.int64)
-            blocks, hits, returned = _read(r.chain, r.causes, r.gone_s, level, gone)
+            blocks, returned = _read(r.chain, r.causes, r.gone_s, level, gone)
             at = np.flatnonzero(gone)
             gaps = dict(zip(at.tolist(), gone[at].tolist(), strict=True))
             grown = None if session is None else self._grown(session, r)
@@ -266,8 +261,8 @@ class Pressure:
                     counts.growth.add(grown)
             if session is not None and sessions is not None:
                 sessions.put(session, r.worker, r.started_s, blocks)
-            if len(hits):
-                self.lives.touch(hits, self._ranks(r), r.prefill_s)
+            if len(blocks):
+                self.lives.touch(blocks, self._ranks(r), r.prefill_s, r.ended_s)
 
     def _counts(self, window: _Window, scope: Scope, most: int) -> _Counts | None:
         counts = window.scopes.get(scope)

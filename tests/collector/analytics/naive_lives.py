@@ -59,18 +59,18 @@ class NaiveLives:
             if w == worker and lives[-1:] and lives[-1].copies > 0:
                 lives[-1].copies = 0
 
-    def touch(self, worker: int, blocks: list[int], at_s: float) -> None:
+    def touch(self, worker: int, blocks: list[int], from_s: float, to_s: float) -> None:
         for block in blocks:
             for life in reversed(self.lives.get((worker, block), [])):
-                if life.stored_s <= at_s:
-                    if life.copies > 0 or (life.removed_s is not None and at_s <= life.removed_s):
-                        life.used_s.append(at_s)
+                if life.stored_s <= to_s:
+                    if life.copies > 0 or (life.removed_s is not None and from_s <= life.removed_s):
+                        life.used_s.append(to_s)
                     break
 
     def removed(self, from_s: float, to_s: float) -> list[tuple[int, float, float]]:
         """(worker, lifetime, idle), sorted."""
         return sorted(
-            (worker, life.removed_s - life.stored_s, life.removed_s - max([life.stored_s, *life.used_s]))
+            (worker, life.removed_s - life.stored_s, life.removed_s - min(life.removed_s, max([life.stored_s, *life.used_s])))
             for (worker, _), lives in self.lives.items()
             for life in lives
             if life.removed_s is not None and not life.late and from_s <= life.removed_s < to_s

@@ -39,8 +39,8 @@ def life(seq: int = 1) -> Lives:
 
 def test_a_removed_block_lived_since_its_store_and_lay_idle_since_its_last_use() -> None:
     lives = life()
-    lives.touch(mixed(1, 2), [0], 1020.0)
-    lives.touch(mixed(1), [0], 1010.0)
+    lives.touch(mixed(1, 2), [0], 1015.0, 1020.0)
+    lives.touch(mixed(1), [0], 1005.0, 1010.0)
     watch(lives, batch(W, 1, 2, 1050.0, event(Kind.REMOVED, [1, 3])))
     assert found(lives) == [(0, 50.0, 30.0), (0, 50.0, 50.0)]
     assert found(lives, 1050.0, 1051.0) == found(lives)
@@ -51,9 +51,17 @@ def test_a_use_told_after_the_removal_or_after_the_next_store_counts_in_the_life
     lives = life()
     watch(lives, batch(W, 1, 2, 1050.0, event(Kind.REMOVED, [1])), batch(W, 1, 3, 1060.0, event(Kind.STORED, [1])))
     watch(lives, batch(W, 1, 4, 1070.0, event(Kind.REMOVED, [1])))
-    lives.touch(mixed(1), [0], 1040.0)
-    lives.touch(mixed(1), [0], 1055.0)  # nobody held it then
+    lives.touch(mixed(1), [0], 1030.0, 1040.0)
+    lives.touch(mixed(1), [0], 1055.0, 1056.0)  # nobody held it then
     assert found(lives) == [(0, 10.0, 10.0), (0, 50.0, 10.0)]
+
+
+def test_a_request_that_computed_a_block_used_it_to_its_end_and_no_longer_than_it_was_there() -> None:
+    lives = life()
+    lives.touch(mixed(1), [0], 999.5, 1015.0)
+    watch(lives, batch(W, 1, 2, 1050.0, event(Kind.REMOVED, [1, 2])))
+    lives.touch(mixed(2), [0], 1040.0, 1050.2)  # the router's clock is a little later
+    assert found(lives) == [(0, 50.0, 0.0), (0, 50.0, 35.0)]
 
 
 def test_a_block_lives_until_its_last_copy_is_gone() -> None:
@@ -104,19 +112,19 @@ def test_it_is_its_naive_twin_and_reading_uses_afterwards_changes_nothing(seed: 
     both, kv_first, twin = Lives(slots, rows), Lives(slots, rows), NaiveLives()
     streams = [random_batches(rng, WorkerId("p", f"w{i}", 0), 250, 40) for i in range(3)]
     order = sorted((b.bridge_time_s + (80 if i == 2 else 0), i, k) for i, s in enumerate(streams) for k, b in enumerate(s))
-    uses: list[tuple[int, list[int], float]] = []
-    told: list[tuple[int, list[int], float]] = []
+    uses: list[tuple[int, list[int], float, float]] = []
+    told = uses[:]
     for at_s, i, k in order:
         watch(both, streams[i][k], number=i)
         watch(kv_first, streams[i][k], number=i)
         twin.watch(i, streams[i][k])
         user = rng.randrange(3)
-        used_s = at_s - rng.random() - (80 if user == 2 else 0)  # a use is told when events of its time were read
-        uses.append((user, [rng.randrange(40) for _ in range(4)], used_s))
+        to_s = at_s - rng.random() - (80 if user == 2 else 0)  # a use is told when events of its time were read
+        uses.append((user, [rng.randrange(40) for _ in range(4)], to_s - rng.random(), to_s))
         while uses and rng.random() < 0.5:  # told late, and not in the order in which they happened
             use = uses.pop(rng.randrange(len(uses)))
             told.append(use)
-            both.touch(mixed(*use[1]), [use[0]], use[2])
+            both.touch(mixed(*use[1]), [use[0]], *use[2:])
             twin.touch(*use)
         if rng.random() < 0.02 and at_s < 1110:
             before_s = at_s - 60
@@ -130,7 +138,7 @@ def test_it_is_its_naive_twin_and_reading_uses_afterwards_changes_nothing(seed: 
                 np.testing.assert_array_equal(a, b)
             both = again
     for use in told:
-        kv_first.touch(mixed(*use[1]), [use[0]], use[2])
+        kv_first.touch(mixed(*use[1]), [use[0]], *use[2:])
     limit = 2 ** (64 - both.level)
     sample = NaiveLives({key: x for key, x in twin.lives.items() if naive_mix(key[1]) < limit})
     expected = sample.removed(twin.closed_s, 1e12)
@@ -170,7 +178,7 @@ def test_a_state_that_is_larger_than_its_budget_is_sampled_down_when_loaded() ->
     assert {int(x["block"]) for x in small.save()["rows"]} == kept
     for lives in (large, small):
         watch(lives, batch(W, 99, 1, 5000.0, event(Kind.STORED, range(60))), batch(W, 99, 2, 5001.0, event(Kind.REMOVED, range(60))))
-        lives.touch(mixed(*range(60)), [0], 5000.5)
+        lives.touch(mixed(*range(60)), [0], 5000.4, 5000.5)
     newest = sorted(x for x in found(large, 5000.0))
     assert set(found(small, 5000.0)) <= set(newest)
 
