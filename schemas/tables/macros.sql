@@ -136,7 +136,7 @@ CREATE MACRO divergence_of(since, until, in_pool := NULL) AS TABLE
     FROM at_depth GROUP BY ALL
   )
   SELECT d.pool, d.model, d.route, d.tenant, d.template, sum(d.requests)::UBIGINT AS requests, k.all_requests::UBIGINT AS all_requests,
-    arg_max(d.depth_from, d.diverged_tokens) AS depth_from, arg_max(d.depth_to, d.diverged_tokens) AS depth_to,
+    arg_max_null(d.depth_from, d.diverged_tokens) AS depth_from, arg_max_null(d.depth_to, d.diverged_tokens) AS depth_to,
     max(d.diverged_tokens) / nullif(sum(d.diverged_tokens), 0) AS depth_share, sum(d.diverged_tokens)::UBIGINT AS diverged_tokens,
     k.all_prompt_tokens::UBIGINT AS all_prompt_tokens, sum(d.diverged_tokens) / nullif(k.all_prompt_tokens, 0) AS share,
     sum(d.lost_s) AS lost_s, arg_max(d.example_request_id, d.diverged_tokens) AS example_request_id

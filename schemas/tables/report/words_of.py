@@ -88,7 +88,7 @@ def _short(facts: Facts) -> Section:
             f"The prefix that was computed again most: {_prefix(spot)}, at least {_big(spot['lost_tokens'])} tokens in "
             f"{count(spot['requests'])} requests."
         )
-    lines += [_parts_at(r) for r in (facts.divergence or [])[:1]]
+    lines += [_parts_at(facts, r) for r in (facts.divergence or [])[:1]]
     lines += _twice(facts)
     pressed = [r for r in facts.pressure or [] if r["worker"] is None and (r["worst"] or 0) > 1]
     lines += [
@@ -328,22 +328,29 @@ def _hotspots(facts: Facts) -> Section:
 def _divergence(facts: Facts) -> Section:
     if not facts.divergence:
         return _nothing("Where prompts stop being alike", facts.divergence)
-    lines = [_parts_at(r) for r in facts.divergence]
+    lines = [_parts_at(facts, r) for r in facts.divergence]
     note = f"{_span(facts)}, windows of 300 s that touch it. Shares are of all prompt tokens of the kind, not of what was missed."
     return Section("Where prompts stop being alike", lines, notes=[note])
 
 
-def _parts_at(r: Row) -> str:
-    lo, hi = r["depth_from"], r["depth_to"]
-    where = f"at token {count(lo)}" if hi is None or hi <= lo + 1 else f"between tokens {count(lo)} and {count(hi)}"
+def _parts_at(facts: Facts, r: Row) -> str:
     cost = "" if r["lost_s"] is None else f", {seconds(r['lost_s'])} of prefill"
     example = f", such as {r['example_request_id']}" if r["example_request_id"] else ""
     share = _share(r["diverged_tokens"], r["all_prompt_tokens"])
+    an_hour = r["diverged_tokens"] * 3600 / (facts.until - facts.since).total_seconds()
     return (
-        f"Prompts of {_kind(r)} differ {where}: {count(r['requests'])} of {count(r['all_requests'])} requests computed "
-        f"{_big(r['diverged_tokens'])} tokens again that were known after another beginning ({share} of "
+        f"Prompts of {_kind(r)} differ{_depth(r)}: {count(r['requests'])} of {count(r['all_requests'])} requests computed "
+        f"{_big(r['diverged_tokens'])} tokens again that were known after another beginning, {_big(an_hour)} an hour ({share} of "
         f"{_big(r['all_prompt_tokens'])} prompt tokens, {_percent(r['depth_share'])} of them there{cost}){example}."
     )
+
+
+def _depth(r: Row) -> str:
+    lo, hi = r["depth_from"], r["depth_to"]
+    if lo is None or hi is None:
+        return " at a depth that is not known"
+    many = " at many depths, most often" if r["depth_share"] is not None and r["depth_share"] < 0.5 else ""
+    return f"{many} at token {count(lo)}" if hi - lo == 1 else f"{many} between tokens {count(lo)} and {count(hi - 1)}"
 
 
 def _reuse(facts: Facts) -> Section:

@@ -54,7 +54,7 @@ def spot(prefix: int, lost: int, **more: Any) -> Row:
     return usual | more
 
 
-def parting(depth_from: int, depth_to: int, tokens: int, **more: Any) -> Row:
+def parting(depth_from: int | None, depth_to: int | None, tokens: int, **more: Any) -> Row:
     usual: Row = {
         "window_start": NOON, "window_s": 300, "pool": "coder", "model": "m", "route": "chat", "tenant": "t", "template": "v7",
         "depth_from": depth_from, "depth_to": depth_to, "requests": 30, "diverged_tokens": tokens, "all_requests": 100,

@@ -96,7 +96,7 @@ def test_the_whole_story_is_told_with_numerators_denominators_and_what_is_not_kn
         "The largest of these is evicted: 30 k tokens (20.0%), evicted from this worker. Who can act: capacity.",
         "computed again most: 1 600 tokens (0000000000000abc), at least 20 k tokens in 20 requests.",
         "Prompts of route dated, template v7, model m differ at token 37: 30 of 100 requests computed 600 k tokens again",
-        "(60.0% of 1 M prompt tokens, 100.0% of them there, 3 s of prefill), such as q2.",
+        "known after another beginning, 3.6 M an hour (60.0% of 1 M prompt tokens, 100.0% of them there, 3 s of prefill), such as q2.",
         "Pool coder, as one cache: twice the cache would bring +10.0 points of hit rate (100 k of 1 M prompt tokens).",
         "Pool coder: active sessions needed 1.30 times what its caches hold (worst of 1 window, 2026-11-30 12:00:00)",
         "w1 coder 100 1 90.0% ██████████▊ 90 000 of 100 000 reports, 100 199 ms 1.5 s 1.5 s 350",
@@ -192,6 +192,23 @@ class _Elements(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.words.append(data)
+
+
+def test_where_prompts_differ_is_said_as_exactly_as_it_is_known(tmp_path: Path, published: Published) -> None:
+    rows = [
+        parting(32, 40, 900, route="a"), parting(0, 1, 300, route="b"), parting(8, 9, 280, route="b"), parting(16, 17, 260, route="b"),
+        parting(None, None, 100, route="c"), parting(5, 6, 99, route="c"),
+        parting(None, None, 0, route="d", requests=0),
+    ]  # fmt: skip
+    published(tmp_path, {"divergence": rows})
+    words = said(tmp_path)
+    for route, where in (
+        ("a", "between tokens 32 and 39"),
+        ("b", "at many depths, most often at token 0"),
+        ("c", "at a depth that is not known"),
+    ):
+        assert f"route {route}, template v7, model m differ {where}: " in words
+    assert "route d" not in words
 
 
 def test_names_from_outside_can_steer_neither_terminal_nor_browser(tmp_path: Path, published: Published) -> None:
