@@ -21,10 +21,12 @@ from collector.analytics.contents_journal import ContentsJournal
 from collector.analytics.divergence import Divergence
 from collector.analytics.holders import holders
 from collector.analytics.hotspots import Hotspots
+from collector.analytics.reuse import ReuseCurves
 from collector.fold import Fold
 from collector.residency import Residency
 from collector.settings import CollectorSettings
 
+GPU = "GPU"
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -52,6 +54,7 @@ class Core:
             "uses": fold.uses,
             "costs": costs,
             "divergence": Divergence(),
+            "reuse": ReuseCurves(lambda pool, worker: capacity(fold, pool, worker)),
             "hotspots": Hotspots(lambda prefix: holders(fold.residency, fold.workers, prefix)),
         }
         return cls(fold, contents, Analyses(parts))
@@ -71,3 +74,9 @@ class Core:
             mine = {name.removeprefix(prefix): value for name, value in saved.items() if name.startswith(prefix)}
             if mine:
                 part.load(mine)
+
+
+def capacity(fold: Fold, pool: str, worker: str | None) -> dict[str, int] | None:
+    """Usable blocks of a worker, ranks together, or of a pool (worker None), by tier, as the engines say; None: one of them does not."""
+    sizes = [load.capacity_blocks for who, load in fold.loads.items() if who.pool == pool and worker in (None, who.worker)]
+    return {GPU: sum(n for n in sizes if n is not None)} if sizes and None not in sizes else None

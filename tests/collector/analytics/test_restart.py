@@ -1,0 +1,119 @@
+"""A collector that is killed again and again holds in the end what an undisturbed one holds: causes, hotspots, curves and all the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collector.ingest import Collector
+from schemas.stream import Stream, open_stream
+from schemas.tables.losses import LOSS_COLUMNS
+from schemas.topics import topic_specs
+from simulator.agents import AgentTraffic, Stamp
+from simulator.fleet import START_S, Fleet, FleetSpec, Restart, UsePolicy, to_stream
+from simulator.virtual_worker import EngineSpec
+from tests.collector.driven import ask, drain, settings
+
+LONG = {"recent_hashes": 1 << 20, "recent_events": 1 << 16, "bucket_close_s": 30.0}
+
+
+@contextlib.contextmanager
+def written(folder: Path, sessions: int) -> Iterator[Stream]:
+    """A stream that holds some minutes of a fleet with a restart, a prompt that got a timestamp and another policy for a while."""
+    s = START_S
+    traffic = AgentTraffic(start_s=s, spread_s=60.0, sessions=sessions, think_s=4.0, seed=3, stamps=(Stamp(s + 30, "agent-0"),))
+    spec = FleetSpec(workers=3, engine=EngineSpec(block_size=16, capacity_blocks=700), seed=3)
+    with open_stream(f"local:{folder / 'stream.sqlite'}?durability=process") as stream:
+        stream.ensure_topics(topic_specs("", 1))
+        writer = stream.writer()
+        Fleet(spec, to_stream(writer)).run(
+            traffic.flows(), [Restart(s + 50, "w1"), UsePolicy(s + 70, "round_robin"), UsePolicy(s + 90, "cost")], until_s=s + 400
+        )
+        writer.flush(30)
+        writer.close(10)
+        yield stream
+
+
+def collected(data_dir: Path, stream: Stream) -> None:
+    one = Collector(settings(data_dir, **LONG), stream)
+    one.start()
+    try:
+        drain(one, stream)
+    except BaseException:
+        one.close()
+        raise
+    one.stop()
+
+
+class Died(BaseException):
+    """The process was killed here."""
+
+
+def killed_again_and_again(data_dir: Path, stream: Stream, rng: random.Random) -> int:
+    """Lives that each end at a random step, then one that reads the rest. Returns the deaths."""
+    deaths = 0
+    for _ in range(6):
+        left = rng.randint(5, 30)
+
+        def die(step: str) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Died(step)
+
+        more: dict[str, Any] = {"poll_records": rng.choice([100, 400]), "checkpoint_blocks": rng.choice([200, 4000])}
+        victim = Collector(settings(data_dir, **LONG | more), stream, at_step=die)
+        try:
+            victim.start()
+            for _ in range(rng.randint(4, 12)):
+                victim.turn()
+        except Died:
+            deaths += 1
+        finally:
+            victim.close()
+    collected(data_dir, stream)
+    return deaths
+
+
+_TOLD = ", ".join(c[0] for c in LOSS_COLUMNS if not c[0].endswith("_s"))
+QUESTIONS = {
+    "requests": f"SELECT request_id, {_TOLD} FROM requests ORDER BY ALL",
+    "loss_10s": "SELECT bucket, worker, route, cause, sum(tokens), sum(requests) FROM loss_10s GROUP BY ALL ORDER BY ALL",
+    "ladder_10s": "SELECT bucket, worker, sum(ideal_tokens), sum(held_tokens), sum(hit_tokens) FROM ladder_10s GROUP BY ALL ORDER BY ALL",
+    "prefixes": "SELECT window_start, prefix, route, lost_tokens, total_tokens, requests, top_cause FROM prefixes ORDER BY ALL",
+    "divergence": """SELECT window_start, route, depth_from, sum(requests), sum(diverged_tokens), max(all_requests)
+                     FROM divergence GROUP BY ALL ORDER BY ALL""",
+    "reuse_curves": """SELECT window_start, worker, kind, scale, capacity_blocks, ttl_s, hit_blocks, prompt_blocks
+                       FROM reuse_curves ORDER BY ALL""",
+}
+"""Seconds are left out: what a prefill costs is learnt on the way, so they depend on what was known when a request was told."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stream, dict[str, list[tuple[Any, ...]]]]]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with written(folder, sessions=8) as stream:
+        collected(folder / "data", stream)
+        yield stream, {name: ask(folder / "data", sql) for name, sql in QUESTIONS.items()}
+
+
+def test_the_undisturbed_collector_has_something_to_say(undisturbed: tuple[Stream, dict[str, list[tuple[Any, ...]]]]) -> None:
+    _, holds = undisturbed
+    assert all(holds.values())
+    causes = {row[3] for row in holds["loss_10s"]}
+    assert causes >= {"hit", "first_seen", "diverged", "cleared", "evicted", "granularity"}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_after_kill_9_the_analytics_equal_an_uninterrupted_runs(
+    undisturbed: tuple[Stream, dict[str, list[tuple[Any, ...]]]], tmp_path: Path, seed: int
+) -> None:
+    stream, holds = undisturbed
+    assert killed_again_and_again(tmp_path, stream, random.Random(seed)) >= 2
+    for name, sql in QUESTIONS.items():
+        assert ask(tmp_path, sql) == holds[name], name
