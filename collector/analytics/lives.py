@@ -9,9 +9,9 @@ the rows are full, and never falls.
 
 A use lasts from a request's prefill to its end, and is told long after it happened, perhaps after the block was removed or even stored
 again. So it is placed by its time alone: in the newest life of the block that it fell into, as long as the window of that life's end is
-open. Hence the state does not depend on how events and
-uses are interleaved, as long as no use is told before the events of its time are read; so a restart may read all kv-events first and the
-journal of requests afterwards. (Only when budgets were full in between may the level differ.)
+open. Hence the state does not depend on how events and uses are interleaved, as long as no use is told before the events of its time are
+read; a restart may read all kv-events first and the journal of requests afterwards. (What may differ is the level, when budgets were full
+in between, and a use during which the block was evicted, stored again and cleared.)
 
 Belongs to the kv-events and is saved with the residency, not with the analyses. What falls into a window that is closed is dropped, and
 counted in `late`.

@@ -120,7 +120,7 @@ def test_it_is_its_naive_twin_and_reading_uses_afterwards_changes_nothing(seed: 
         twin.watch(i, streams[i][k])
         user = rng.randrange(3)
         to_s = at_s - rng.random() - (80 if user == 2 else 0)  # a use is told when events of its time were read
-        uses.append((user, [rng.randrange(40) for _ in range(4)], to_s - rng.random(), to_s))
+        uses.append((user, [rng.randrange(40) for _ in range(4)], to_s, to_s))
         while uses and rng.random() < 0.5:  # told late, and not in the order in which they happened
             use = uses.pop(rng.randrange(len(uses)))
             told.append(use)
