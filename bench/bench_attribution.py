@@ -46,7 +46,7 @@ BLOCK = 16
 SYSTEM, FIRST, TURN, TURNS = 384, 1560, 40, 6  # blocks
 REQUESTS_PER_S = 500
 TURN_S, COMMIT_S = 0.05, 1.0
-SESSIONS_A_WORKER = 40
+SESSIONS, SESSIONS_A_WORKER = 2500, 40
 CHUNK_TOKENS = 23
 RESIDENT = 5_000_000
 START_S = 1_790_000_000.0
@@ -87,6 +87,7 @@ class Worker:
     sessions: OrderedDict[int, tuple[U64, int]] = field(default_factory=OrderedDict)  # of a session: its chain, blocks held
     systems: set[int] = field(default_factory=set)
     seq: int = 0
+    last_s: float = 0.0
 
 
 class Traffic:
@@ -96,7 +97,7 @@ class Traffic:
         self._rng = np.random.default_rng(1)
         self._systems = [self._new(SYSTEM) for _ in range(4)]
         self._workers = [Worker() for _ in WORKERS]
-        self._sessions = [self._session() for _ in range(8 * len(WORKERS))]
+        self._sessions = [self._session(i % (TURNS + 1)) for i in range(SESSIONS)]
         self.records: list[tuple[float, str, bytes]] = []
         for second in range(requests // REQUESTS_PER_S + 9):
             self._loads(START_S + second)
@@ -108,9 +109,11 @@ class Traffic:
     def _new(self, n: int) -> U64:
         return self._rng.integers(1, 1 << 63, n).astype(np.uint64)
 
-    def _session(self) -> Session:
+    def _session(self, turn: int = 0) -> Session:
         system = int(self._rng.integers(4))
-        return Session(np.concatenate([self._systems[system], self._new(FIRST + TURN * TURNS)]), int(self._rng.integers(len(WORKERS))))
+        return Session(
+            np.concatenate([self._systems[system], self._new(FIRST + TURN * TURNS)]), int(self._rng.integers(len(WORKERS))), turn
+        )
 
     def _loads(self, time_s: float) -> None:
         for who in WORKERS:
@@ -125,7 +128,7 @@ class Traffic:
         return own[1] if own is not None else SYSTEM if system in w.systems else 0
 
     def _request(self, i: int, at_s: float) -> None:
-        place = int(self._rng.integers(len(self._sessions)))
+        place = i % SESSIONS  # so a turn has ended before the next begins
         session = self._sessions[place]
         key = int(session.chain[SYSTEM])
         chain = session.chain[: SYSTEM + FIRST + TURN * session.turn]
@@ -174,6 +177,7 @@ class Traffic:
         for start in range(held, len(chain), 512):  # a chunked prefill
             events += [(Kind.STORED, chain[start : start + 512], int(chain[start - 1]) if start else 0)]
         for kind, blocks, parent in events:
+            at_s = w.last_s = max(at_s, w.last_s + 1e-4)
             rows = np.zeros(1 + (w.seq == 0), EVENT)
             rows[-1]["kind"], rows[-1]["count"], rows[-1]["parent"], rows[-1]["block_size"] = kind, len(blocks), parent, BLOCK
             if w.seq == 0:
