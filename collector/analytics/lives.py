@@ -20,7 +20,7 @@ A life begins with a store that was seen and ends with the removal of its last c
 mark or jump, ends the lives of that worker without a row: when they really ended is not known, and no eviction was it. Blocks that were
 there before the first event have no life: until a cache has turned over once, lives look shorter than they are.
 
-Bounds: 48 bytes a slot of the table (and the same for moving), 40 bytes a row, 40 bytes a worker.
+Bounds: 40 bytes a slot of the table (and the same for moving), 40 bytes a row, 24 bytes a worker.
 
 Pure. tests/collector/analytics/naive_lives.py is the twin that the tests fuzz it against.
 """
@@ -317,8 +317,8 @@ class Lives:
 
     def load(self, saved: Mapping[str, npt.NDArray[Any]]) -> None:
         """Budgets may differ from the saved one's: what does not fit raises the level."""
-        lives, rows = saved["lives"], saved["rows"]
-        self._workers = saved["workers"].copy()
+        lives, rows = saved["lives"].astype(LIFE), saved["rows"].astype(ROW)  # a file's types are not aligned, and so are others to numba
+        self._workers = saved["workers"].astype(WORKER)
         self._closed_s = float(saved["closed_s"][0])
         self._state[:] = saved["state"]
         self._table["who"] = 0

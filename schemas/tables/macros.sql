@@ -146,3 +146,13 @@ CREATE MACRO divergence_of(since, until, in_pool := NULL) AS TABLE
   HAVING sum(d.requests) > 0
   ORDER BY diverged_tokens DESC, d.pool, d.route;
 COMMENT ON MACRO TABLE divergence_of IS 'divergence_of(since, until, in_pool := NULL): kinds of prompts that stop being alike: at which depth most of it happens (depth_share of the diverged tokens), tokens, and their share of all prompt tokens of the kind; UTC.';
+
+-- How much of the time to first token was prefill of tokens that the cache could have held, between two times (UTC)?
+CREATE MACRO ttft_loss(since, until, in_pool := NULL) AS TABLE
+  SELECT pool, count(*) AS requests, sum(ttft_s) AS ttft_s, sum(least(lost_s, ttft_s)) AS lost_s,
+    sum(least(lost_s, ttft_s)) / sum(ttft_s) AS lost_share, sum(least(avoidable_s, ttft_s)) / sum(ttft_s) AS avoidable_share,
+    quantile_cont(least(lost_s / ttft_s, 1), 0.5) AS lost_share_p50, quantile_cont(least(avoidable_s / ttft_s, 1), 0.5) AS avoidable_share_p50
+  FROM requests
+  WHERE started_at >= since AND started_at < until AND (in_pool IS NULL OR pool = in_pool) AND ttft_s > 0 AND lost_s IS NOT NULL
+  GROUP BY pool ORDER BY pool;
+COMMENT ON MACRO TABLE ttft_loss IS 'ttft_loss(since, until, in_pool := NULL): share of the time to first token that prefill of misses explains, by pool: of all misses, of those that somebody can act on, together and of the median request; of requests whose TTFT and cost are known. What is over is queueing, the base of a prefill, its network and its neighbours; UTC.';
