@@ -2,7 +2,7 @@
 
 Attribution makes these in the order in which requests are told. They are written to a journal with the commit that counts them, so that
 after a restart the analyses are loaded from the last checkpoint and fed the same values again, in order: equal input, equal state.
-Token ids and text are not in here.
+Token ids and text are not in here, but for the snippets that an operator may switch on.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class Attributed:
     ttft_s: float | None
     engine_queue_s: float | None
     engine_ttft_s: float | None
+    snippet: str | None = None
+    """Beginning of the prompt's text; None unless an operator switched snippets on in the router."""
 
     @property
     def blocks(self) -> int:

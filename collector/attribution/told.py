@@ -262,5 +262,5 @@ def attributed(r: Request, loss: Loss) -> Attributed | None:
         block_size=0 if not len(loss.chain) else d.block_size or 0, prompt_tokens=r.prompt_tokens, completion_tokens=o.completion_tokens,
         hit_tokens=loss.hit_tokens, chain=loss.chain, causes=loss.causes.blocks, gone_s=loss.gone_s, idle_s=loss.idle_s,
         run_causes=loss.causes.run_causes, run_tokens=loss.causes.run_tokens, run_seconds=loss.run_seconds, diverged_at=loss.diverged_at,
-        ttft_s=o.ttft_s, engine_queue_s=o.engine_queue_s, engine_ttft_s=o.engine_ttft_s,
+        ttft_s=o.ttft_s, engine_queue_s=o.engine_queue_s, engine_ttft_s=o.engine_ttft_s, snippet=d.snippet,
     )  # fmt: skip

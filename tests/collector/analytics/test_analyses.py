@@ -70,7 +70,13 @@ def same(a: Attributed, b: Attributed) -> bool:
 
 
 def test_the_journal_gives_back_requests_and_closings_in_their_order() -> None:
-    entries = [attributed(1), attributed(2, blocks=1), Closed(600.0), replace(attributed(3), hit_tokens=None, template="x"), Closed(900.0)]
+    entries = [
+        attributed(1),
+        attributed(2, blocks=1),
+        Closed(600.0),
+        replace(attributed(3), hit_tokens=None, template="x", snippet="y"),
+        Closed(900.0),
+    ]
     rows = journal_rows(7, entries)
     assert rows.schema == SCHEMA
     found = entries_after(rows, 6)
