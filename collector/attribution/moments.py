@@ -32,7 +32,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from collector.residency import _CLEARED, _EPOCH, _GAP, _REPLACED, _STORED, EXACT, MAX_GROUPS, Residency, count_of
+from collector.residency import _CLEARED, _EPOCH, _GAP, _REPLACED, _STORED, EXACT, MAX_GROUPS, Residency
+from collector.slots import count_of, touch
 from schemas.block_hash import U64
 
 _FINAL, _DECODE = 0, 1
@@ -186,17 +187,25 @@ def _first_after(ring, reach, last, time_s):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
+def _is_held(held, groups, columns, i):  # type: ignore[no-untyped-def]
+    """Block i is held in each group, in any tier."""
+    for c in range(columns):
+        if held[i, c] > 0:
+            continue
+        found = False
+        for d in range(columns):
+            if groups[d] == groups[c] and held[i, d] > 0:
+                found = True
+        if not found:
+            return False
+    return columns > 0
+
+
+@numba.njit(cache=True)
 def _prefix(held, groups, columns, most):  # type: ignore[no-untyped-def]
     """Blocks from the first on, at most `most`, that are held in each group, in any tier."""
     for i in range(most):
-        for c in range(columns):
-            found = False
-            for d in range(columns):
-                if groups[d] == groups[c] and held[i, d] > 0:
-                    found = True
-            if not found:
-                return i
-        if columns == 0:
+        if not _is_held(held, groups, columns, i):
             return i
     return most
 
@@ -233,6 +242,7 @@ def _look(  # type: ignore[no-untyped-def]
             at = (at + 1) & (slots - 1)
         position[at] = i
     held = np.zeros((n, max(columns, 1)), np.int64)
+    noise = np.uint64(0)
     fill = True
     hit = np.int64(-1)
     selected = np.int64(-1)
@@ -243,14 +253,15 @@ def _look(  # type: ignore[no-untyped-def]
         if fill:
             for c in range(columns):
                 owner = np.uint64(instance) << np.uint64(10) | lows[c]
+                noise |= touch(table, chain, 0, n, owner)
                 for i in range(n):
                     held[i, c] = count_of(table, chain[i], owner)
             fill = False
         if at < before and hit < 0:
             if trust != EXACT:
-                return np.int64(0), _UNTRUSTED, np.int64(-1)
+                return np.int64(0), _UNTRUSTED, np.int64(-1), noise
             for i in range(n):
-                resident[i] = _prefix(held[i : i + 1], groups, columns, 1)
+                resident[i] = _is_held(held, groups, columns, i)
             hit = _prefix(held, groups, columns, most)
         readable = at >= reach[0] and ring[at & (len(ring) - 1)]["start"] >= reach[1]
         e = ring[at & (len(ring) - 1)]
@@ -260,12 +271,12 @@ def _look(  # type: ignore[no-untyped-def]
                 selected = _prefix(held, groups, columns, n)
             wants_clock = False
         if hit >= 0 and (not wants_clock or not readable or behind == MAX_BEHIND):
-            return hit, _OK, selected
+            return hit, _OK, selected, noise
         if not readable:
-            return np.int64(0), _TOO_FAR, np.int64(-1)
+            return np.int64(0), _TOO_FAR, np.int64(-1), noise
         behind += 1 if hit >= 0 else 0
         if hit < 0 and e["time_s"] <= until_s and trust != EXACT:
-            return np.int64(0), _UNTRUSTED, np.int64(-1)
+            return np.int64(0), _UNTRUSTED, np.int64(-1), noise
         trust = e["trust_before"]
         if kind in (_CLEARED, _EPOCH, _REPLACED):
             instance = e["instance"]
@@ -395,7 +406,7 @@ def look(state: Residency, ranks: Sequence[int], request: Running, clock: tuple[
     n = len(request.chain)
     resident, prior, stored = np.zeros(n, np.uint8), np.zeros(n, np.uint32), np.full(n, -1, np.int64)
     epoch, seq = (0, 0) if clock is None else clock
-    blocks, code, selected = _look(
+    blocks, code, selected, _ = _look(
         state.table, state.ring, state.ring_hashes, state.ring_prior, reach, w["last"], w["instance"], w["trust"], w["epoch"],
         w["owners"], w["windowed"], request.chain, min(n, request.hit_blocks_max), before, until_s,
         clock is not None, np.uint64(epoch), np.uint64(seq), resident, prior, stored,
