@@ -46,6 +46,7 @@ from schemas.workers import WorkerLoad
 
 MAX_MARKS = 1000  # change rows of one slice; a flood of clears is still counted in worker_10s
 MAX_REASON = 500
+LOOK_S = 0.25  # decisions are looked at together: each look undoes the events of the last second or two
 LATEST_S = 4_102_444_800.0  # the year 2100: a bridge time after it is a mistake
 AGREE_BUCKET_S, AGREE_BUCKETS = 10, 64
 MAX_KEYS = 100  # hash keys of routers remembered
@@ -97,6 +98,7 @@ class Fold:
         self._costs = costs or NoCosts()
         self._dispatches = Dispatches(residency, contents)
         self._undispatched: dict[str, Request] = {}
+        self._looked_s = -np.inf
         self._preempted: dict[WorkerId, deque[tuple[float, float]]] = {}
         self._lateness_s = lateness_s
         self._tolerance_s = clock_tolerance_s
@@ -360,7 +362,10 @@ class Fold:
         A hit is told only after both its worker's events and other requests' decisions have passed its end: they may have older claims.
         That nothing more came is no news of a bridge that is gone: its word from after the end is waited for, else the hit stays untold.
         """
-        self._dispatch(min(kv_complete_s, requests_passed_s) - self._lateness_s)
+        before_s = min(kv_complete_s, requests_passed_s) - self._lateness_s
+        if before_s >= self._looked_s + LOOK_S:
+            self._looked_s = before_s
+            self._dispatch(before_s)
         due: dict[tuple[str, str], list[Request]] = {}
         done: list[Request] = []
         for r in self.join.joined():
@@ -376,9 +381,14 @@ class Fold:
             if not self._tellable(r):
                 done.append(r)
             elif r.running is not None and r.running.ended_s is not None:
+                known_s = max(r.running.ended_s, r.written_s)
+                if (
+                    requests_passed_s <= known_s + self._lateness_s
+                    and min(kv_complete_s, requests_complete_s) <= known_s + self._decision_wait_s
+                ):
+                    continue
                 asked = [n for n in ranks if self.workers[n].rank == r.rank] or ranks
                 passed_s = max(kv_complete_s, min((float(self.residency.workers["last_bridge_s"][n]) for n in asked), default=-np.inf))
-                known_s = max(r.running.ended_s, r.written_s)
                 if any(self._watched_s(n) <= r.running.ended_s + self._lateness_s for n in asked):
                     if min(kv_complete_s, requests_complete_s) > known_s + self._decision_wait_s:
                         self.counters["untold"] += 1
