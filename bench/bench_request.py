@@ -17,7 +17,6 @@ import gc
 import json
 import pstats
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -103,13 +102,13 @@ def answer_pieces() -> list[bytes]:
     return [head + chunks[0], b"".join(chunks[1:]) + b"0\r\n\r\n"]
 
 
-class Connecting(asyncio.AbstractEventLoop):
+class Connecting:
     """What Upstream asks of its loop: connections to a worker that answers each request."""
 
     def __init__(self, up: upstream.Upstream, answer: list[bytes]) -> None:
         self._loop, self._up, self._answer = asyncio.get_running_loop(), up, answer
 
-    async def create_connection(self, make: Callable[[], Any], *_: Any, **__: Any) -> Any:  # type: ignore[override]
+    async def create_connection(self, make: Callable[[], Any], *_: Any, **__: Any) -> Any:
         connection = make()
 
         def written(data: bytes) -> None:
@@ -124,8 +123,8 @@ class Connecting(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self._loop.time()
 
-    def call_later(self, *given: Any, **more: Any) -> Any:  # type: ignore[override]
-        return self._loop.call_later(*given, **more)
+    def call_later(self, *given: Any) -> Any:
+        return self._loop.call_later(*given)
 
 
 class Client:
@@ -182,7 +181,7 @@ class Rig:
         self.server._look_s = 1.0
         up = self.router._upstream
 
-        up._loop = Connecting(up, self.answer)
+        up._loop = cast(asyncio.AbstractEventLoop, Connecting(up, self.answer))
 
     def request(self, number: int, new: bool) -> bytes:
         body = self.bodies[number % len(self.bodies)]
@@ -248,12 +247,12 @@ async def measure(rig: Rig, args: argparse.Namespace) -> None:
     if profile:
         n = a_round * (len(took))
         stats = pstats.Stats(profile)
-        rows = []
+        rows: list[tuple[float, float, float, str]] = []
         for (file, line, name), (_, calls, own, cumulative, _) in stats.stats.items():  # type: ignore[attr-defined]
             rows.append((cumulative / n * 1e6, own / n * 1e6, calls / n, f"{name} ({'/'.join(file.split('/')[-2:])}:{line})"))
         for key, title in ((0, "with callees"), (1, "own")):
             print(f"-- {title}: cumulative us, own us, calls a request (cProfile makes all dearer)")
-            for row in sorted(rows, key=lambda r: -r[key])[:90]:
+            for row in sorted(rows, key=lambda r: r[key], reverse=True)[:90]:
                 print(f"{row[0]:8.1f} {row[1]:8.1f} {row[2]:7.2f}  {row[3]}")
     await rig.stop()
 
@@ -274,4 +273,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from router.frozen import value
 from router.http.usage import Usage
 from router.index.approximate import ApproximateIndex
 from router.index.prefix_index import BLIND, DEGRADED, PrefixIndex, Slot
@@ -280,7 +281,7 @@ class _Seats:
     versions: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value()
 class Decided:
     """A choice with all that it was made from. coefficients_version: of the chosen target's rates. decide_us: shadows included."""
 

@@ -14,10 +14,11 @@ import json
 import re
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
+
+from router.frozen import value
 
 _DECODER = json.JSONDecoder()
 TAIL_BYTES = 8 << 10
@@ -29,7 +30,7 @@ HEAD_BYTES = 1 << 10
 _USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*(\{)')  # within a string the quotes are escaped
 
 
-@dataclass(frozen=True, slots=True)
+@value(eq=True)
 class Usage:
     """None: not reported."""
 

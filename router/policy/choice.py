@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import Protocol
 
 import numba
 
+from router.frozen import value
 from router.policy.cost import F64, Mask, Situation, Terms
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value()
 class Choice:
     """worker: index into the arrays. score: what was minimised, shape (workers,), or None."""
 

@@ -27,6 +27,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from router.frozen import value
+
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
@@ -62,7 +64,7 @@ class Coefficients:
     rates: Rates = field(default_factory=Rates)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value()
 class Situation:
     """One request and the pool's workers as they are now; arrays of shape (workers,), by target number.
 
@@ -96,7 +98,7 @@ class Situation:
         return self.gpu + self.cpu + self.disk
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value()
 class Terms:
     """The cost model's parts in seconds, shape (workers,)."""
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from router.frozen import value
 from router.prompts.conversation import Message, UnsupportedPrompt
 from schemas.block_hash import U32
 
 Body = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value()
 class Chat:
     """Messages as in the OpenAI chat body, tools likewise, and what else the template gets (add_generation_prompt, documents ...)."""
 
@@ -28,7 +29,7 @@ class Chat:
     values: Mapping[str, Any] = field(default_factory=lambda: {"add_generation_prompt": True})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value()
 class Asked:
     """One of chat, texts, ids. special: the tokenizer adds its own beginning and end tokens (never to ids).
     keep: of the ids only the last so many count (negative: the first). max_tokens: longer prompts would be cut by the engine."""

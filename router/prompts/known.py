@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from router.frozen import value
 from router.prompts.asked import Chat
 from router.prompts.conversation import OrderedCall, UnsupportedPrompt
 from router.prompts.segments import SegmentCache
@@ -76,7 +77,7 @@ class _Front:
         return _FRONT_BYTES * len(self.written)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value()
 class Known:
     """A conversation of `len(messages)` messages, its `characters` of text up to the border, and what stays of it in longer ones.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from router.frozen import value
 from schemas.block_hash import U32, U64
 
 _BYTES_A_TOKEN = 4
@@ -19,7 +20,7 @@ Mode = Literal["exact", "engine", "text"]
 """How a pool's prompts are read when they can be: own tokenizer, the engine's /tokenize, pieces of text."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value()
 class Prompt:
     """What is known of a request's prompt. tokens None: not tokenized, `guessed_tokens` stands in. chain None: no names.
 

@@ -29,6 +29,7 @@ from typing import Any, Literal, TypeVar
 import aiohttp
 import numpy as np
 
+from router.frozen import value
 from router.pools import PoolState
 from router.prompts import openai_bodies
 from router.prompts.asked import Asked, Body, refuse
@@ -79,7 +80,7 @@ def pool_tokens(fleet: Fleet, default: TokensBy, tokenizers: Mapping[str, LocalT
     return out
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value()
 class _Ids:
     """Token ids of the longest of `prompts` prompts, and how many tokens they have together."""
 

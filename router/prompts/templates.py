@@ -76,6 +76,7 @@ class ChatTemplate:
             marked, behind = _with_marks(env, source, head=True), _with_marks(env, source, head=False)
             loop = _message_loop(tree)
             assert loop is not None
+            assert isinstance(loop.target, nodes.Name)
             verbatim = Verbatim(loop.body, loop.target.name, wraps)
         variables = frozenset(find_undeclared_variables(tree))
         reasons = "reasoning" in source

@@ -92,14 +92,14 @@ def _run(body: Sequence[nodes.Node], names: dict[str, Any]) -> list[Part]:
                     (b for t, b in [(node.test, node.body), *((e.test, e.body) for e in node.elif_)] if _true(_value(t, names))), None
                 )
                 out += _run(node.else_ if branch is None else branch, names)
-            case nodes.For(target=nodes.Name()) if node.test is None and not node.else_ and not node.recursive:
+            case nodes.For(target=nodes.Name(name=variable)) if node.test is None and not node.else_ and not node.recursive:
                 items = _value(node.iter, names)
                 if not isinstance(items, list):
                     raise Unknown
                 for item in items:
-                    out += _run(node.body, {**names, node.target.name: item, "loop": _INNER_LOOP})
-            case nodes.Assign(target=nodes.Name()):
-                names[node.target.name] = _value(node.node, names)
+                    out += _run(node.body, {**names, variable: item, "loop": _INNER_LOOP})
+            case nodes.Assign(target=nodes.Name(name=variable)):
+                names[variable] = _value(node.node, names)
             case _:
                 raise Unknown
     return out
@@ -129,8 +129,8 @@ def _value(node: nodes.Node, names: Mapping[str, Any]) -> Any:
             return node.data
         case nodes.Name() if node.name in names:
             return names[node.name]
-        case nodes.Getitem(arg=nodes.Const()):
-            return _field(_value(node.node, names), node.arg.value, by_name=False)
+        case nodes.Getitem(arg=nodes.Const(value=key)):
+            return _field(_value(node.node, names), key, by_name=False)
         case nodes.Getattr():
             return _field(_value(node.node, names), node.attr, by_name=True)
         case nodes.Not():

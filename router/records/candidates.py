@@ -6,11 +6,10 @@ by NumPy, a number at a time). tests/router/records/test_candidates.py holds its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numba
 import numpy as np
 
+from router.frozen import value
 from router.pools import Decided
 
 MOST = 8
@@ -20,7 +19,7 @@ _INTS = ("held", "gpu", "cpu", "disk", "expected", "trust", "in_flight", "decodi
 _FLOATS = ("queue_s", "prefill_s", "load_s", "decode_s", "cost_s")
 
 
-@dataclass(frozen=True, slots=True)
+@value(eq=True)
 class Listed:
     """Targets by number. ints, floats: a row for each of `numbers`, in the order of _INTS and _FLOATS. runner_up, longest: None: nobody."""
 
