@@ -52,7 +52,6 @@ _NONE = 1
 _ID_CHARACTERS = 256
 
 Copies = Callable[[int], int | None]
-Snippet = Callable[[int], str | None]
 
 
 def unknown(_prefix: int) -> None:
@@ -60,12 +59,12 @@ def unknown(_prefix: int) -> None:
 
 
 class Hotspots:
-    """copies: how many workers hold the whole prefix of this hash now. snippet: the beginning of its text. None: not known."""
+    """copies: how many workers hold the whole prefix of this hash now; None: not known. A prefix has the snippet of its newest request."""
 
     tables = (PREFIXES.name,)
 
-    def __init__(self, copies: Copies = unknown, snippet: Snippet = unknown, *, nodes: int = NODES, share: float = SHARE) -> None:
-        self._copies, self._snippet, self._nodes, self._share = copies, snippet, nodes, share
+    def __init__(self, copies: Copies = unknown, *, nodes: int = NODES, share: float = SHARE) -> None:
+        self._copies, self._nodes, self._share = copies, nodes, share
         self._windows: dict[int, dict[str | None, _Pool]] = {}
         self._settled: dict[int, Rows] = {}
         """Rows of windows whose tries are gone, but which are not closed yet."""
@@ -132,9 +131,11 @@ class Hotspots:
         rows: Rows = []
         for *_, spot in sorted(found, key=lambda f: f[:3])[:ROWS]:
             prefix = spot["prefix"]
-            spot |= {"window_start": window * WINDOW_S * 1_000_000, "window_s": WINDOW_S, "copies": None, "snippet": None}
-            if prefix != ROOT_PREFIX:
-                spot |= {"copies": self._copies(prefix), "snippet": self._snippet(prefix)}
+            spot |= {"window_start": window * WINDOW_S * 1_000_000, "window_s": WINDOW_S, "copies": None}
+            if prefix == ROOT_PREFIX:
+                spot["snippet"] = None
+            else:
+                spot["copies"] = self._copies(prefix)
             rows.append(tuple(spot[c.name] for c in PREFIXES.columns))
         return rows
 
@@ -171,7 +172,7 @@ class _Pool:
         self._kinds: dict[tuple[int, int, int, int], int] = {(_VARIOUS,) * 4: _VARIOUS}
         self._workers: dict[tuple[str, int | None], int] = {}
         self._serial = 0
-        self._ids: dict[int, str] = {}
+        self._ids: dict[int, tuple[str, str | None]] = {}
         self._spots: list[dict[str, Any]] | None = None
 
     def take(self, requests: Sequence[Attributed]) -> None:
@@ -189,7 +190,7 @@ class _Pool:
             labels[i] = (kind, *parts)
             workers[i] = self._worker(r)
             block_sizes[i] = r.block_size
-            self._ids[self._serial + i] = r.request_id[:_ID_CHARACTERS]
+            self._ids[self._serial + i] = r.request_id[:_ID_CHARACTERS], r.snippet
         known = [r if r.hit_tokens is not None else None for r in requests]
         prefix_trie.add(
             self.trie,
@@ -209,9 +210,9 @@ class _Pool:
             self._serial,
         )
         self._serial += n
-        if len(self._ids) > 4 * len(self.trie.newest):
-            kept = set(self.trie.newest.tolist())
-            self._ids = {serial: name for serial, name in self._ids.items() if serial in kept}
+        if len(self._ids) > 4 * len(self.trie.said):
+            kept = set(self.trie.said["newest"].tolist())
+            self._ids = {serial: said for serial, said in self._ids.items() if serial in kept}
 
     def _number(self, text: str | None) -> int:
         found = self._strings.get(text)
@@ -245,25 +246,26 @@ class _Pool:
         out = []
         root_error = mixed
         for v in np.flatnonzero(heavy).tolist():
-            above = int(said.parent[v])
+            node = said.node[v]
+            above = int(node["parent"])
             while above >= 0 and not heavy[above]:
-                above = int(said.parent[above])
-            root_error += int(said.error[v]) if above < 0 else 0
+                above = int(said.node["parent"][above])
+            root_error += int(node["error"]) if above < 0 else 0
             out.append(
                 {
-                    "prefix": int(said.name[v]),
-                    "parent_prefix": int(said.name[above]) if above >= 0 else None,
-                    "depth_tokens": int(said.depth[v] * said.block_size[v]),
+                    "prefix": int(node["name"]),
+                    "parent_prefix": int(said.node["name"][above]) if above >= 0 else None,
+                    "depth_tokens": int(node["depth"] * node["block_size"]),
                     "total_tokens": int(total[v]),
-                    "error_tokens": int(said.error[v]),
+                    "error_tokens": int(node["error"]),
                     **self._facts(said, v, strings),
                 }
             )
         kinds = list(self._kinds)
         for kind in range(KINDS):
-            row = len(said.parent) + kind
-            lost = int(said.tokens[row].sum())
-            if lost < threshold or said.requests[row] < LEAST_REQUESTS:
+            row = len(said.node) + kind
+            lost = int(said.said["tokens"][row].sum())
+            if lost < threshold or said.said["requests"][row] < LEAST_REQUESTS:
                 continue
             spot = self._facts(said, row, strings)
             spot |= dict(zip(_LABELS, (_label(strings, part) for part in kinds[kind]), strict=True))
@@ -272,22 +274,25 @@ class _Pool:
         return out
 
     def _facts(self, said: prefix_trie.Trie, row: int, strings: Sequence[str | None]) -> dict[str, Any]:
-        tokens = said.tokens[row]
+        of = said.said[row]
+        tokens = of["tokens"]
         by_cause = sorted(((int(tokens[c]), c) for c in COUNTED if tokens[c]), key=lambda found: (-found[0], found[1]))
-        parts = [int(said.labels[row, i]) if said.votes[row, i] else _VARIOUS for i in range(1, prefix_trie.LABELS)]
-        known = int(said.seconds_tokens[row])
+        parts = [int(of["labels"][i]) if of["votes"][i] else _VARIOUS for i in range(1, prefix_trie.LABELS)]
+        known = int(of["seconds_tokens"])
+        example, snippet = self._ids.get(int(of["newest"]), (None, None))
         return {
             **dict(zip(_LABELS, (_label(strings, part) for part in parts), strict=True)),
             "lost_tokens": int(tokens.sum()),
-            "requests": int(said.requests[row]),
+            "requests": int(of["requests"]),
             "avoidable_tokens": sum(n for n, c in by_cause if c in AVOIDABLE),
             "top_cause": by_cause[0][1].label,
             "by_cause": [{"cause": c.label, "tokens": n} for n, c in by_cause],
-            "lost_s": float(said.seconds[row]) if known else None,
-            "workers": int(said.workers[row]).bit_count(),
-            "gone_p50_s": _median_s(said.times[row, 0]),
-            "idle_p50_s": _median_s(said.times[row, 1]),
-            "example_request_id": self._ids.get(int(said.newest[row])),
+            "lost_s": float(of["seconds"]) if known else None,
+            "workers": int(of["workers"]).bit_count(),
+            "gone_p50_s": _median_s(of["times"][0]),
+            "idle_p50_s": _median_s(of["times"][1]),
+            "example_request_id": example,
+            "snippet": snippet,
         }
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -295,13 +300,13 @@ class _Pool:
         return {**arrays, "names": self.trie.names[: self.trie.n[prefix_trie.END]].copy()}
 
     def names(self) -> dict[str, Any]:
-        kept = set(self.trie.newest.tolist())
+        kept = set(self.trie.said["newest"].tolist())
         return {
             "strings": list(self._strings),
             "kinds": list(self._kinds),
             "workers": list(self._workers),
             "serial": self._serial,
-            "ids": [(serial, name) for serial, name in self._ids.items() if serial in kept],
+            "ids": [(serial, *said) for serial, said in self._ids.items() if serial in kept],
         }
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]], names: Mapping[str, Any]) -> None:
@@ -313,7 +318,7 @@ class _Pool:
         self._strings = {text: i for i, text in enumerate(names["strings"])}
         self._kinds = {tuple(parts): i for i, parts in enumerate(names["kinds"])}
         self._workers = {(worker, rank): i for i, (worker, rank) in enumerate(names["workers"])}
-        self._serial, self._ids = names["serial"], dict(names["ids"])
+        self._serial, self._ids = names["serial"], {serial: (request_id, snippet) for serial, request_id, snippet in names["ids"]}
 
 
 _LABELS = ("model", "route", "tenant", "template")

@@ -48,48 +48,52 @@ MAX_DEPTH = 16_384
 """Blocks of a chain that are looked at; an item beyond weighs on this one."""
 _NEVER = 1 << 62
 
-FREE, FLOOR, WEIGHT, END, LIVE, MOVED, MIXED, EVICTED, ITEMS, TAG_BUDGET, NODES = range(11)
+FREE, FLOOR, WEIGHT, END, LIVE, MOVED, MIXED, EVICTED, ITEMS, LABEL_BUDGET, NODES = range(11)
 """Places in `Trie.n`: free nodes; the floor; weight of all items; end of the used label space and names alive in it; mass moved to parents
 other than the root; mass that roots got under a label that may not be its own; evictions; items; label space; nodes."""
 
 
-class Trie(NamedTuple):
-    """Node v has row v of all arrays; the root's mass is kept apart by kind: kind k has row nodes + k of those that say what was lost."""
+NODE = np.dtype(
+    [
+        ("name", "<u8"),  # hash of the prefix
+        ("depth", "<i8"),  # blocks
+        ("block_size", "<i8"),
+        ("parent", "<i8"),
+        ("children", "<i8"),
+        ("child_xor", "<i8"),  # xor of the children's numbers: the child where there is one
+        ("label_at", "<i8"),
+        ("label_length", "<i8"),
+        ("mass", "<i8"),
+        ("error", "<i8"),
+        ("edge_error", "<i8"),
+    ]
+)
+SAID = np.dtype(
+    [
+        ("tokens", "<i8", (CAUSES,)),
+        ("requests", "<i8"),
+        ("seconds", "<f8"),
+        ("seconds_tokens", "<i8"),  # tokens whose seconds are known
+        ("workers", "<u8"),  # a bit a worker
+        ("newest", "<i8"),  # serial number of the newest request
+        ("labels", "<i8", (LABELS,)),  # the majority vote's candidate
+        ("votes", "<i8", (LABELS,)),  # its lead, tokens
+        ("times", "<u4", (2, HISTOGRAM_BUCKETS)),  # blocks by gone_s and by idle_s
+    ]
+)
+"""What was lost."""
 
+
+class Trie(NamedTuple):
     n: Array
-    tokens: Array
-    """i64 (nodes + kinds, causes)"""
-    requests: Array
-    seconds: Array
-    seconds_tokens: Array
-    """Tokens whose seconds are known."""
-    workers: Array
-    """u64, a bit a worker"""
-    newest: Array
-    """Serial number of the newest request."""
-    labels: Array
-    """i64 (rows, LABELS): the majority vote's candidate"""
-    votes: Array
-    """i64 (rows, LABELS): its lead, tokens"""
-    times: Array
-    """u32 (rows, 2, HISTOGRAM_BUCKETS): blocks by gone_s and by idle_s"""
-    name: Array
-    """u64 (nodes,): hash of the prefix"""
-    depth: Array
-    """blocks"""
-    block_size: Array
-    parent: Array
-    children: Array
-    child_xor: Array
-    """xor of the children's numbers: the child where there is one."""
-    label_at: Array
-    label_length: Array
-    mass: Array
-    error: Array
-    edge_error: Array
+    node: Array
+    """NODE, (nodes,)"""
+    said: Array
+    """SAID, (nodes + kinds,): row v of node v; row nodes + k of what the root has of kind k."""
     worth: Array
-    """mass + edge_error of nodes that can go."""
+    """i64 (nodes,): mass + edge_error of nodes that can go."""
     free: Array
+    """i64 (nodes,): numbers of free nodes, the first n[FREE] of them."""
     slot_key: Array
     """Table: name of the first block of an edge -> the node below."""
     slot_node: Array
@@ -99,20 +103,19 @@ class Trie(NamedTuple):
 
 def make(nodes: int, kinds: int, label_space: int) -> Trie:
     """nodes >= 4. Pages of these arrays are touched as they fill."""
-    rows, slots = nodes + kinds, 1 << max(3, (4 * nodes - 1).bit_length())
-    i64 = np.int64
+    slots = 1 << max(3, (4 * nodes - 1).bit_length())
     trie = Trie(
-        n=np.zeros(11, i64),
-        tokens=np.zeros((rows, CAUSES), i64), requests=np.zeros(rows, i64), seconds=np.zeros(rows), seconds_tokens=np.zeros(rows, i64),
-        workers=np.zeros(rows, np.uint64), newest=np.full(rows, -1, i64), labels=np.zeros((rows, LABELS), i64),
-        votes=np.zeros((rows, LABELS), i64), times=np.zeros((rows, 2, HISTOGRAM_BUCKETS), np.uint32),
-        name=np.zeros(nodes, np.uint64), depth=np.zeros(nodes, i64), block_size=np.zeros(nodes, i64), parent=np.full(nodes, GONE, i64),
-        children=np.zeros(nodes, i64), child_xor=np.zeros(nodes, i64), label_at=np.zeros(nodes, i64), label_length=np.zeros(nodes, i64),
-        mass=np.zeros(nodes, i64), error=np.zeros(nodes, i64), edge_error=np.zeros(nodes, i64), worth=np.full(nodes, _NEVER, i64),
-        free=np.arange(nodes - 1, -1, -1, dtype=i64), slot_key=np.zeros(slots, np.uint64), slot_node=np.full(slots, -1, i64),
+        n=np.zeros(11, np.int64),
+        node=np.zeros(nodes, NODE),
+        said=np.zeros(nodes + kinds, SAID),
+        worth=np.full(nodes, _NEVER, np.int64),
+        free=np.arange(nodes - 1, -1, -1, dtype=np.int64),
+        slot_key=np.zeros(slots, np.uint64),
+        slot_node=np.full(slots, -1, np.int64),
         names=np.zeros(label_space + 2 * MAX_DEPTH, np.uint64),
-    )  # fmt: skip
-    trie.n[FREE], trie.n[TAG_BUDGET], trie.n[NODES] = nodes, max(label_space, MAX_DEPTH), nodes
+    )
+    trie.node["parent"], trie.said["newest"] = GONE, -1
+    trie.n[FREE], trie.n[LABEL_BUDGET], trie.n[NODES] = nodes, max(label_space, MAX_DEPTH), nodes
     return trie
 
 
@@ -164,76 +167,76 @@ def _drop(t, key):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def _weigh(t, v):  # type: ignore[no-untyped-def]
-    t.worth[v] = t.mass[v] + t.edge_error[v] if t.children[v] <= 1 else _NEVER
+    t.worth[v] = t.node[v].mass + t.node[v].edge_error if t.node[v].children <= 1 else _NEVER
 
 
 @numba.njit(cache=True)
 def _vote(t, row, which, label, tokens):  # type: ignore[no-untyped-def]
     """Majority vote of Boyer and Moore, weighted: a label of more than half of the tokens wins."""
-    if t.labels[row, which] == label:
-        t.votes[row, which] += tokens
-    elif t.votes[row, which] >= tokens:
-        t.votes[row, which] -= tokens
+    if t.said[row].labels[which] == label:
+        t.said[row].votes[which] += tokens
+    elif t.said[row].votes[which] >= tokens:
+        t.said[row].votes[which] -= tokens
     else:
-        t.labels[row, which] = label
-        t.votes[row, which] = tokens - t.votes[row, which]
+        t.said[row].labels[which] = label
+        t.said[row].votes[which] = tokens - t.said[row].votes[which]
 
 
 @numba.njit(cache=True)
 def _move(t, source, target):  # type: ignore[no-untyped-def]
     """Adds what row source holds to row target."""
     for c in range(CAUSES):
-        t.tokens[target, c] += t.tokens[source, c]
-    t.requests[target] += t.requests[source]
-    t.seconds[target] += t.seconds[source]
-    t.seconds_tokens[target] += t.seconds_tokens[source]
-    t.workers[target] |= t.workers[source]
-    t.newest[target] = max(t.newest[target], t.newest[source])
+        t.said[target].tokens[c] += t.said[source].tokens[c]
+    t.said[target].requests += t.said[source].requests
+    t.said[target].seconds += t.said[source].seconds
+    t.said[target].seconds_tokens += t.said[source].seconds_tokens
+    t.said[target].workers |= t.said[source].workers
+    t.said[target].newest = max(t.said[target].newest, t.said[source].newest)
     for which in range(LABELS):
-        if t.votes[source, which] > 0:
-            _vote(t, target, which, t.labels[source, which], t.votes[source, which])
+        if t.said[source].votes[which] > 0:
+            _vote(t, target, which, t.said[source].labels[which], t.said[source].votes[which])
     for which in range(2):
         for b in range(HISTOGRAM_BUCKETS):
-            t.times[target, which, b] += t.times[source, which, b]
+            t.said[target].times[which, b] += t.said[source].times[which, b]
 
 
 @numba.njit(cache=True)
 def _kind_row(t, v):  # type: ignore[no-untyped-def]
     """Where the root keeps what is of this node's kind; without a majority that of no kind."""
-    return t.n[NODES] + (t.labels[v, 0] if t.votes[v, 0] else 0)
+    return t.n[NODES] + (t.said[v].labels[0] if t.said[v].votes[0] else 0)
 
 
 @numba.njit(cache=True)
 def _clear(t, row):  # type: ignore[no-untyped-def]
-    t.tokens[row] = 0
-    t.requests[row] = 0
-    t.seconds[row] = 0.0
-    t.seconds_tokens[row] = 0
-    t.workers[row] = 0
-    t.newest[row] = -1
-    t.labels[row] = 0
-    t.votes[row] = 0
-    t.times[row] = 0
+    t.said[row].tokens[:] = 0
+    t.said[row].requests = 0
+    t.said[row].seconds = 0.0
+    t.said[row].seconds_tokens = 0
+    t.said[row].workers = 0
+    t.said[row].newest = -1
+    t.said[row].labels[:] = 0
+    t.said[row].votes[:] = 0
+    t.said[row].times[:] = 0
 
 
 @numba.njit(cache=True)
 def _new(t, name, depth, block_size, parent, error):  # type: ignore[no-untyped-def]
     t.n[FREE] -= 1
     v = t.free[t.n[FREE]]
-    t.name[v] = name
-    t.depth[v] = depth
-    t.block_size[v] = block_size
-    t.parent[v] = parent
-    t.children[v] = 0
-    t.child_xor[v] = 0
-    t.mass[v] = 0
-    t.label_at[v] = 0
-    t.label_length[v] = 0
-    t.error[v] = error
-    t.edge_error[v] = error
+    t.node[v].name = name
+    t.node[v].depth = depth
+    t.node[v].block_size = block_size
+    t.node[v].parent = parent
+    t.node[v].children = 0
+    t.node[v].child_xor = 0
+    t.node[v].mass = 0
+    t.node[v].label_at = 0
+    t.node[v].label_length = 0
+    t.node[v].error = error
+    t.node[v].edge_error = error
     if parent >= 0:
-        t.children[parent] += 1
-        t.child_xor[parent] ^= v
+        t.node[parent].children += 1
+        t.node[parent].child_xor ^= v
         _weigh(t, parent)
     return v
 
@@ -241,16 +244,17 @@ def _new(t, name, depth, block_size, parent, error):  # type: ignore[no-untyped-
 @numba.njit(cache=True)
 def _compact(t):  # type: ignore[no-untyped-def]
     """Labels of nodes that are left move together."""
-    order = np.argsort(t.label_at, kind="mergesort")
+    kept = np.empty(t.n[LIVE], np.uint64)
     end = 0
-    for v in order:
-        if t.parent[v] == GONE:
-            continue
-        at, length = t.label_at[v], t.label_length[v]
-        for i in range(length):
-            t.names[end + i] = t.names[at + i]
-        t.label_at[v] = end
-        end += length
+    for v in range(len(t.node)):
+        if t.node[v].parent != GONE:
+            at, length = t.node[v].label_at, t.node[v].label_length
+            for i in range(length):
+                kept[end + i] = t.names[at + i]
+            t.node[v].label_at = end
+            end += length
+    for i in range(end):
+        t.names[i] = kept[i]
     t.n[END] = end
 
 
@@ -266,51 +270,51 @@ def _space(t, length):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def _evict(t, v):  # type: ignore[no-untyped-def]
-    value = t.mass[v] + t.edge_error[v]
+    value = t.node[v].mass + t.node[v].edge_error
     t.n[FLOOR] = max(t.n[FLOOR], value)
     t.n[EVICTED] += 1
-    parent = t.parent[v]
+    parent = t.node[v].parent
     if parent >= 0:
         _move(t, v, parent)
-        t.mass[parent] += t.mass[v]
-        t.n[MOVED] += t.mass[v]
-        t.child_xor[parent] ^= v
-    elif t.mass[v] > 0:
+        t.node[parent].mass += t.node[v].mass
+        t.n[MOVED] += t.node[v].mass
+        t.node[parent].child_xor ^= v
+    elif t.node[v].mass > 0:
         _move(t, v, _kind_row(t, v))
-        t.n[MIXED] += t.mass[v] - t.votes[v, 0]
-    first = t.names[t.label_at[v]]
-    if t.children[v] == 0:
+        t.n[MIXED] += t.node[v].mass - t.said[v].votes[0]
+    first = t.names[t.node[v].label_at]
+    if t.node[v].children == 0:
         _drop(t, first)
-        t.n[LIVE] -= t.label_length[v]
+        t.n[LIVE] -= t.node[v].label_length
         if parent >= 0:
-            t.children[parent] -= 1
+            t.node[parent].children -= 1
     else:  # its only child hangs on the whole edge now
-        c = t.child_xor[v]
-        _drop(t, t.names[t.label_at[c]])
-        above, below = t.label_length[v], t.label_length[c]
-        if t.label_at[v] + above == t.label_at[c]:
-            t.label_at[c] = t.label_at[v]
+        c = t.node[v].child_xor
+        _drop(t, t.names[t.node[c].label_at])
+        above, below = t.node[v].label_length, t.node[c].label_length
+        if t.node[v].label_at + above == t.node[c].label_at:
+            t.node[c].label_at = t.node[v].label_at
         else:
             at = _space(t, above + below)
             for i in range(above):
-                t.names[at + i] = t.names[t.label_at[v] + i]
+                t.names[at + i] = t.names[t.node[v].label_at + i]
             for i in range(below):
-                t.names[at + above + i] = t.names[t.label_at[c] + i]
-            t.label_at[c] = at
-        t.label_length[c] = above + below
+                t.names[at + above + i] = t.names[t.node[c].label_at + i]
+            t.node[c].label_at = at
+        t.node[c].label_length = above + below
         _enter(t, first, c)
-        t.parent[c] = parent
-        t.edge_error[c] = max(t.edge_error[c], value)
+        t.node[c].parent = parent
+        t.node[c].edge_error = max(t.node[c].edge_error, value)
         _weigh(t, c)
         if parent >= 0:
-            t.child_xor[parent] ^= c
+            t.node[parent].child_xor ^= c
     if parent >= 0:
         _weigh(t, parent)
     _clear(t, v)
-    t.mass[v] = 0
-    t.parent[v] = GONE
+    t.node[v].mass = 0
+    t.node[v].parent = GONE
     t.worth[v] = _NEVER
-    t.label_length[v] = 0
+    t.node[v].label_length = 0
     t.free[t.n[FREE]] = v
     t.n[FREE] += 1
 
@@ -320,10 +324,10 @@ def _make_room(t, length):  # type: ignore[no-untyped-def]
     """For two nodes and a label."""
     while t.n[FREE] < 2:
         _evict(t, np.argmin(t.worth))
-    while t.n[LIVE] + length > t.n[TAG_BUDGET]:  # only leaves free names
+    while t.n[LIVE] + length > t.n[LABEL_BUDGET]:  # only leaves free names
         least = -1
         for v in range(t.n[NODES]):
-            if t.parent[v] != GONE and t.children[v] == 0 and (least < 0 or t.worth[v] < t.worth[least]):
+            if t.node[v].parent != GONE and t.node[v].children == 0 and (least < 0 or t.worth[v] < t.worth[least]):
                 least = v
         _evict(t, least)
 
@@ -337,7 +341,7 @@ def _place(t, chain, blocks, block_size):  # type: ignore[no-untyped-def]
         found = t.slot_node[_slot(t, chain[depth])]
         if found < 0:
             break
-        at, length = t.label_at[found], t.label_length[found]
+        at, length = t.node[found].label_at, t.node[found].label_length
         if depth + length <= blocks and t.names[at + length - 1] == chain[depth + length - 1]:
             parent, depth = found, depth + length
             continue
@@ -348,18 +352,18 @@ def _place(t, chain, blocks, block_size):  # type: ignore[no-untyped-def]
                 low = middle
             else:
                 high = middle - 1
-        between = _new(t, chain[depth + low - 1], depth + low, block_size, parent, t.edge_error[found])
+        between = _new(t, chain[depth + low - 1], depth + low, block_size, parent, t.node[found].edge_error)
         if parent >= 0:
-            t.children[parent] -= 1
-            t.child_xor[parent] ^= found
+            t.node[parent].children -= 1
+            t.node[parent].child_xor ^= found
             _weigh(t, parent)
-        t.label_at[between], t.label_length[between] = at, low
-        t.label_at[found], t.label_length[found] = at + low, length - low
+        t.node[between].label_at, t.node[between].label_length = at, low
+        t.node[found].label_at, t.node[found].label_length = at + low, length - low
         _enter(t, chain[depth], between)
         _enter(t, t.names[at + low], found)
-        t.parent[found] = between
-        t.children[between] = 1
-        t.child_xor[between] = found
+        t.node[found].parent = between
+        t.node[between].children = 1
+        t.node[between].child_xor = found
         _weigh(t, between)
         parent, depth = between, depth + low
         break
@@ -370,7 +374,7 @@ def _place(t, chain, blocks, block_size):  # type: ignore[no-untyped-def]
     at = _space(t, length)
     for i in range(length):
         t.names[at + i] = chain[depth + i]
-    t.label_at[leaf], t.label_length[leaf] = at, length
+    t.node[leaf].label_at, t.node[leaf].label_length = at, length
     t.n[LIVE] += length
     _enter(t, chain[depth], leaf)
     _weigh(t, leaf)
@@ -418,47 +422,47 @@ def add(  # type: ignore[no-untyped-def]
                 blocks -= 1
             if blocks:
                 row = _place(t, chains[b_from:b_to], min(blocks, MAX_DEPTH), block_sizes[q])
-                t.mass[row] += weight
+                t.node[row].mass += weight
                 _weigh(t, row)
             else:
                 row = t.n[NODES] + labels[q, 0]
             for c in range(CAUSES):
-                t.tokens[row, c] += tokens[c]
-            t.requests[row] += 1
-            t.seconds[row] += seconds
-            t.seconds_tokens[row] += seconds_tokens
-            t.workers[row] |= np.uint64(1) << np.uint64(workers[q])
-            t.newest[row] = serial + q
+                t.said[row].tokens[c] += tokens[c]
+            t.said[row].requests += 1
+            t.said[row].seconds += seconds
+            t.said[row].seconds_tokens += seconds_tokens
+            t.said[row].workers |= np.uint64(1) << np.uint64(workers[q])
+            t.said[row].newest = serial + q
             for which in range(LABELS):
                 _vote(t, row, which, labels[q, which], weight)
             for b in range(b_from, b_from + blocks):
                 if not np.isnan(gone_s[b]):
-                    t.times[row, 0, _bucket(gone_s[b])] += np.uint32(1)
+                    t.said[row].times[0, _bucket(gone_s[b])] += np.uint32(1)
                 if not np.isnan(idle_s[b]):
-                    t.times[row, 1, _bucket(idle_s[b])] += np.uint32(1)
+                    t.said[row].times[1, _bucket(idle_s[b])] += np.uint32(1)
             t.n[WEIGHT] += weight
             t.n[ITEMS] += 1
         b_from, r_from = b_to, r_to
 
 
 @numba.njit(cache=True)
-def _heavy(t, threshold, least_requests, heavy, total):  # type: ignore[no-untyped-def]
+def _heavy(t, threshold, least_requests, deepest_first, heavy, total):  # type: ignore[no-untyped-def]
     mixed = t.n[MIXED]
-    for v in np.argsort(-t.depth, kind="mergesort"):
-        parent = t.parent[v]
+    for v in deepest_first:
+        parent = t.node[v].parent
         if parent == GONE:
             continue
         own = np.int64(0)
         for c in range(CAUSES):
-            own += t.tokens[v, c]
+            own += t.said[v].tokens[c]
         total[v] += own
-        if own >= threshold and t.requests[v] >= least_requests:
+        if own >= threshold and t.said[v].requests >= least_requests:
             heavy[v] = True
         elif parent >= 0:
             _move(t, v, parent)
         elif own:
             _move(t, v, _kind_row(t, v))
-            mixed += own - t.votes[v, 0]
+            mixed += own - t.said[v].votes[0]
         if parent >= 0:
             total[parent] += total[v] if heavy[v] else total[v] - own
     return mixed
@@ -469,11 +473,9 @@ def heavy(trie: Trie, threshold: int, least_requests: int) -> tuple[Trie, npt.ND
 
     Returns a trie in which each heavy node, and each kind of the root, holds all that no heavy node below it does; which nodes are heavy
     (nodes,); what each weighs with all its descendants (nodes,); and by how much kinds of the root can be wrong, tokens."""
-    said = trie._replace(**{
-        f: getattr(trie, f).copy()
-        for f in ("tokens", "requests", "seconds", "seconds_tokens", "workers", "newest", "labels", "votes", "times")
-    })  # fmt: skip
-    nodes = len(trie.parent)
+    said = trie._replace(said=trie.said.copy())
+    nodes = len(trie.node)
     flags, total = np.zeros(nodes, np.bool_), np.zeros(nodes, np.int64)
-    mixed = int(_heavy(said, threshold, least_requests, flags, total))
+    deepest_first = np.argsort(-trie.node["depth"], kind="stable")
+    mixed = int(_heavy(said, threshold, least_requests, deepest_first, flags, total))
     return said, flags, total, mixed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,31 +74,38 @@ def test_every_prefix_is_within_its_error_and_no_token_is_lost(seed: int) -> Non
     for i in range(0, len(requests), 37):
         analysis.take(requests[i : i + 37])
         if i == 0:
-            analysis._windows[3]["p"].trie.n[prefix_trie.TAG_BUDGET] = [10_000, 40][seed // 4 % 2]
+            analysis._windows[3]["p"].trie.n[prefix_trie.LABEL_BUDGET] = [10_000, 40][seed // 4 % 2]
     trie, items = analysis._windows[3]["p"].trie, items_of(requests)
     exact = totals(items)
     floor = int(trie.n[prefix_trie.FLOOR])
-    alive = np.flatnonzero(trie.parent != prefix_trie.GONE).tolist()
-    by_name = {int(trie.name[v]): v for v in alive}
+    alive = np.flatnonzero(trie.node["parent"] != prefix_trie.GONE).tolist()
+    by_name = {int(trie.node["name"][v]): v for v in alive}
     tracked: dict[int, int] = dict.fromkeys(alive, 0)
     for v in alive:
         at = v
         while at >= 0:
-            tracked[at] += int(trie.tokens[v].sum())
-            at = int(trie.parent[at])
-        assert trie.mass[v] == trie.tokens[v].sum()
-        assert trie.error[v] <= floor and trie.edge_error[v] <= floor
-    edges = {int(n): v for v in alive for n in trie.names[trie.label_at[v] : trie.label_at[v] + trie.label_length[v]].tolist()}
+            tracked[at] += int(trie.said["tokens"][v].sum())
+            at = int(trie.node["parent"][at])
+        assert trie.node["mass"][v] == trie.said["tokens"][v].sum()
+        assert trie.node["error"][v] <= floor and trie.node["edge_error"][v] <= floor
+    edges = {
+        int(n): v
+        for v in alive
+        for n in trie.names[trie.node["label_at"][v] : trie.node["label_at"][v] + trie.node["label_length"][v]].tolist()
+    }
     assert set(by_name) <= set(edges) <= set(exact)
     for name, true in exact.items():
         v = edges.get(name)
-        error = floor if v is None else int(trie.error[v]) if by_name.get(name) == v else int(trie.edge_error[v])
+        error = floor if v is None else int(trie.node["error"][v]) if by_name.get(name) == v else int(trie.node["edge_error"][v])
         assert 0 <= true - (0 if v is None else tracked[v]) <= error
-    assert trie.tokens.sum() == trie.n[prefix_trie.WEIGHT] == sum(item.weight for item in items)
+    assert trie.said["tokens"].sum() == trie.n[prefix_trie.WEIGHT] == sum(item.weight for item in items)
     assert floor * (nodes - 2) <= 2 * (trie.n[prefix_trie.WEIGHT] + trie.n[prefix_trie.MOVED]) or seed // 4 % 2
     if nodes == 4096 and not seed // 4 % 2:
         assert floor == 0
-        assert sum(n for v, n in tracked.items() if trie.parent[v] < 0) + trie.tokens[nodes:].sum() == trie.n[prefix_trie.WEIGHT]
+        assert (
+            sum(n for v, n in tracked.items() if trie.node["parent"][v] < 0) + trie.said["tokens"][nodes:].sum()
+            == trie.n[prefix_trie.WEIGHT]
+        )
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -169,8 +177,8 @@ def test_prompts_that_differ_from_their_first_block_on_meet_at_the_root_of_their
 def test_prompts_that_part_behind_a_cached_beginning_meet_at_its_end() -> None:
     head = list(range(30))
     requests = [request(chain(*head, 900 + i, *range(20)), [C.HIT] * 30 + [C.FIRST_SEEN] + [C.DIVERGED] * 20, i) for i in range(3000)]
-    analysis = Hotspots(copies=lambda prefix: 3 if prefix == int(chain(*head)[-1]) else None, snippet=lambda _: "You are")
-    analysis.take(requests)
+    analysis = Hotspots(copies=lambda prefix: 3 if prefix == int(chain(*head)[-1]) else None)
+    analysis.take([replace(r, snippet="You are") for r in requests])
     (spot,) = spots(analysis)
     assert (spot["prefix"], spot["depth_tokens"], spot["copies"], spot["snippet"]) == (int(chain(*head)[-1]), 30 * BLOCK, 3, "You are")
     assert spot["lost_tokens"] == 3000 * 20 * BLOCK
