@@ -1,7 +1,7 @@
 """The collector's state put together: the fold, what it asks while it attributes, and the analyses that are fed with what it tells.
 
     fold --asks--> contents (what text was seen), costs (what a prefill costs), uses (when a block was used)
-      +--told requests--> analyses: uses, costs, divergence, hotspots, reuse curves
+      +--told requests--> analyses: uses, costs, divergence, hotspots, reuse curves, pressure
 
 A checkpoint holds all of it; see analytics/analyses.py for what of it is journaled.
 """
@@ -16,11 +16,13 @@ import numpy.typing as npt
 
 from collector.analytics.analyses import Analyses
 from collector.analytics.attributed import Analysis
+from collector.analytics.census import held_now
 from collector.analytics.content_index import ContentIndex
 from collector.analytics.contents_journal import ContentsJournal
 from collector.analytics.divergence import Divergence
 from collector.analytics.holders import holders
 from collector.analytics.hotspots import Hotspots
+from collector.analytics.pressure import Pressure
 from collector.analytics.reuse import ReuseCurves
 from collector.fold import Fold
 from collector.residency import Residency
@@ -35,6 +37,7 @@ class Core:
     fold: Fold
     contents: ContentsJournal
     analyses: Analyses
+    pressure: Pressure
 
     @classmethod
     def of(cls, s: CollectorSettings) -> Self:
@@ -50,14 +53,20 @@ class Core:
             contents=contents,
             costs=costs,
         )
+        pressure = Pressure(fold.lives, fold.workers)
         parts: dict[str, Analysis] = {
             "uses": fold.uses,
             "costs": costs,
             "divergence": Divergence(),
             "reuse": ReuseCurves(lambda pool, worker: capacity(fold, pool, worker)),
+            "pressure": pressure,
             "hotspots": Hotspots(lambda prefix: holders(fold.residency, fold.workers, prefix)),
         }
-        return cls(fold, contents, Analyses(parts))
+        return cls(fold, contents, Analyses(parts), pressure)
+
+    def count_held(self) -> None:
+        """Looks at what the caches hold now. Reads the whole table."""
+        self.pressure.hold(held_now(self.fold.residency, self.fold.workers, self.fold.loads))
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Copies of all that `load` needs. Right after a commit."""

@@ -24,6 +24,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
 from collector.analytics.attributed import Attributed
+from collector.analytics.lives import Lives
 from collector.attribution import told
 from collector.attribution.dispatch import Contents, Dispatch, Dispatches
 from collector.attribution.moments import TOLD, Running, assign, event_time_s, look
@@ -44,6 +45,7 @@ from schemas.stream import Partition, Record
 from schemas.topics import CHANGES, DECISIONS, KV_EVENTS, OUTCOMES, WORKER_LOAD
 from schemas.workers import WorkerLoad
 
+LIVES = "lives/"
 MAX_MARKS = 1000  # change rows of one slice; a flood of clears is still counted in worker_10s
 MAX_REASON = 500
 LOOK_S = 0.25  # decisions are looked at together: each look undoes the events of the last second or two
@@ -74,8 +76,10 @@ class Fold:
         open_bytes: int = 512 << 20,
         contents: Contents | None = None,
         costs: Costs | None = None,
+        lives: Lives | None = None,
     ) -> None:
-        """contents: what of prompts was seen before; costs: what a prefill costs; None: nothing is known of either."""
+        """contents: what of prompts was seen before; costs: what a prefill costs; None: nothing is known of either. lives: watches the
+        kv-events, too."""
         self.residency = residency
         self.join = Join()
         self.rollups = Rollups()
@@ -95,6 +99,7 @@ class Fold:
         self.told: list[Attributed] = []
         """Requests that were told since `take_told`, in order."""
         self.uses = Uses()
+        self.lives = Lives() if lives is None else lives
         self._costs = costs or NoCosts()
         self._dispatches = Dispatches(residency, contents)
         self._undispatched: dict[str, Request] = {}
@@ -267,6 +272,7 @@ class Fold:
         numbers = self._numbers(part, batch)
         before = self.residency.workers["lost_batches"][: len(self.workers)].copy()
         tally = self.residency.apply(batch, numbers)
+        self.lives.watch(batch, numbers)
         self.block_events += len(batch.hashes)
         marked = self._marks(batch, numbers, now_s is not None)
         if now_s is None or not len(batch.events):
@@ -350,6 +356,7 @@ class Fold:
         hit = [n for n, p in self._partition.items() if p == part]
         for number in hit:
             self.residency.lose(number, time_s)
+            self.lives.lose(number)
         return len(hit)
 
     # requests
@@ -600,6 +607,10 @@ class Fold:
             out["kv_events"] = pa.concat_tables(self._tables)
         return out
 
+    def oldest_open_s(self) -> float:
+        """Start of the oldest request that is not closed yet (unix seconds); inf: there is none. What is told yet began then or later."""
+        return min((s for r in self.join.open.values() if (s := r.started_s) is not None), default=np.inf)
+
     def take_told(self) -> list[Attributed]:
         """For the analyses; they keep them until they are journaled."""
         told, self.told = self.told, []
@@ -636,11 +647,14 @@ class Fold:
             "partitions": [[n, *p] for n, p in self._partition.items()],
         }
         saved["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-        return saved
+        return saved | {LIVES + name: value for name, value in self.lives.save().items()}
 
     def load(self, saved: Mapping[str, npt.NDArray[Any]]) -> None:
         about = json.loads(saved["about"].tobytes())
         self.residency.load(saved)
+        lives = {name.removeprefix(LIVES): value for name, value in saved.items() if name.startswith(LIVES)}
+        if lives:  # else of an earlier version
+            self.lives.load(lives)
         for number, who in enumerate(about["workers"]):
             self._register(WorkerId(*who), number)
         self._epochs = dict(about["epochs"])

@@ -65,6 +65,7 @@ PENDING_BYTES = 128 << 20  # uncommitted kv_events rows and dead letters beyond 
 IDLE_PUBLISHES = 5  # with nothing new, a file is published every so many intervals, so that `published_at` stays fresh
 GATHER_S = 0.03  # pause after a small poll, so that records are taken in slices worth a compiled call
 LIVE_EVERY_S = 5.0  # age of the analyses' open windows in the published file
+COUNT_EVERY_S = 60.0  # of what the caches hold, which reads the whole table
 JOURNALS = (JOURNAL, CONTENTS)
 JOURNAL_BYTES = 64 << 20  # a checkpoint is due then
 UPKEEP_S = 60.0  # for what is under way when the collector stops
@@ -103,7 +104,8 @@ class Collector:
         self._saved_blocks, self._saved_at_s = 0, 0.0
         self._live_tables: dict[int, dict[str, pa.Table]] = {}
         self._live_rows: dict[str, pa.Table] = {}
-        self._live_rows_at_s = 0.0
+        self._live_rows_at_s = self._counted_at_s = 0.0
+        self._replay_after: int | None = None
         self._lock: FolderLock | None = None
         self._in_commit: tuple[Commit, list[int]] | None = None
 
@@ -158,7 +160,7 @@ class Collector:
                 self._checkpoint = {}
                 self.core = Core.of(self.settings)
         fold = self.core.fold
-        self._replay(int(self._checkpoint.get("number", 0)))
+        self._replay_after = int(self._checkpoint.get("number", 0))
         sweep_checkpoints(self._checkpoints_dir, name if isinstance(name, str) else None)
         fold.rollups.restore({name: self._state.live(f"live_{name}") for name in LIVE_COLUMNS})
         fold.restore(self._state.meta("counters", {}), self._state.meta("loads", []))
@@ -175,8 +177,12 @@ class Collector:
             for row in rows.slice(max(0, rows.num_rows - REMEMBERED)).to_pylist():
                 fold.join.remember(row["request_id"], row["decision_missing"], row["outcome_missing"])
 
-    def _replay(self, after: int) -> None:
-        """Feeds the analyses what the commits after the checkpoint's told them, in their order."""
+    def _replay(self) -> None:
+        """Feeds the analyses what the commits after the checkpoint's told them, in their order. Once, after the kv-events of that time
+        were read again, since some of them look uses of blocks up among these."""
+        if self._replay_after is None:
+            return
+        after, self._replay_after = self._replay_after, None
         for segment in [x for x in self.manifest if x.table in JOURNALS and x.hi > after]:
             try:
                 rows = read_segments(self._segments_dir, [segment])
@@ -201,7 +207,8 @@ class Collector:
         got = self.follow.read(self._next_commit_s)
         now_s = self._clock()
         self.health.rebuilding = bool(self.fold.again)
-        if not self.fold.again:
+        if not self.fold.again and self.follow.positions:
+            self._replay()
             requests_s = min(self.follow.complete(DECISIONS), self.follow.complete(OUTCOMES))
             self.fold.settle(min(self.follow.complete(KV_EVENTS), self.follow.complete(WORKER_LOAD)), self.follow.passed(), requests_s)
         if now_s >= self._next_commit_s or self.fold.pending_bytes > PENDING_BYTES:
@@ -270,9 +277,13 @@ class Collector:
         outputs = fold.outputs()
         if closing:
             outputs |= self._published_buckets(closing)
+        self._replay()
         analyses, contents = self.core.analyses, self.core.contents
+        if now_s - self._counted_at_s >= COUNT_EVERY_S or now_s < self._counted_at_s:
+            self._counted_at_s = now_s
+            self.core.count_held()
         analyses.take(fold.take_told())
-        analyses.close(newest_complete - self.settings.bucket_close_s)
+        analyses.close(min(newest_complete - self.settings.bucket_close_s, fold.oldest_open_s()))
         outputs |= {table: from_rows(SCHEMAS[table], rows) for table, rows in analyses.outputs().items()}
         outputs |= {JOURNAL: analyses.journal(number), CONTENTS: contents.journal(number)}
         removed: list[Segment] = []

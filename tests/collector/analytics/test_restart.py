@@ -88,6 +88,8 @@ QUESTIONS = {
     "prefixes": "SELECT window_start, prefix, route, lost_tokens, total_tokens, requests, top_cause FROM prefixes ORDER BY ALL",
     "divergence": """SELECT window_start, route, depth_from, sum(requests), sum(diverged_tokens), max(all_requests)
                      FROM divergence GROUP BY ALL ORDER BY ALL""",
+    "pressure": """SELECT window_start, worker, working_set_blocks, active_sessions, active_blocks, lifetime_p50_s, idle_p50_s,
+                          removed_sample, return_p50_s, returned_blocks, growth_p50_tokens FROM pressure ORDER BY ALL""",
     "reuse_curves": """SELECT window_start, worker, kind, scale, capacity_blocks, ttl_s, hit_blocks, prompt_blocks
                        FROM reuse_curves ORDER BY ALL""",
 }
