@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help setup demo test lint check-types unit bench-ingest bench-bridge bench-router constraints clean
+.PHONY: help setup demo test lint check-types unit bench-ingest bench-bridge bench-router bench-reuse constraints clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,9 @@ bench-bridge: $(INSTALLED) ## engine's ZMQ -> stream, blocks a second
 bench-router: $(INSTALLED) ## our router beside its peers, and the decision alone
 	@$(BIN)/python -m bench.bench_router $(if $(filter-out 0,$(QUICK)),--quick)
 	@$(BIN)/python -m bench.bench_decision $(if $(filter-out 0,$(QUICK)),--quick)
+
+bench-reuse: $(INSTALLED) ## reuse curves on the public traces: speed, and errors beyond the memory budget
+	@$(BIN)/python -m bench.bench_reuse
 
 constraints: ## pin anew (needs uv); review the change before you commit it
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \

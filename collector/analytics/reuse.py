@@ -17,9 +17,9 @@ Tiers are taken to be inclusive (what lies on the GPU lies below as well), so GP
 
 State is a function of `take` and `close` alone; capacities only pick the points that are read.
 
-Memory: `tracked_blocks` a pool and as many for all its workers together, each at most 49 bytes and a quarter more of them between
-compactions: at the default 72 MB for a pool and as much for its workers; and histograms (collector/analytics/reuse_histogram.py). A cache
-idle for a day is forgotten; so is the one idle longest when there are more than MAX_POOLS pools or MAX_WORKERS ranks in one.
+Memory: `tracked_blocks` a pool and as many for all its workers together, each at most 49 bytes, and a quarter more of them before some
+are forgotten: at the default 72 MB for a pool and about as much for its workers; and histograms (reuse_histogram.py). A cache idle for a
+day is forgotten; so is the one idle longest when there are more than MAX_POOLS pools or MAX_WORKERS ranks in one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import numpy.typing as npt
 
 from collector.analytics.attributed import WINDOW_S, Attributed, Rows
 from collector.analytics.reuse_histogram import ENDLESS, Curve, ReuseHistogram
-from collector.analytics.stack_distance import TICKS_PER_S, StackDistances
+from collector.analytics.stack_distance import TICKS_PER_S, Scratch, StackDistances
 
 I64 = npt.NDArray[np.int64]
 
@@ -87,6 +87,7 @@ class ReuseCurves:
             raise ValueError(f"tracked_blocks must be at least {MIN_SHARE}, got {tracked_blocks}")
         self._capacity = capacity
         self._budget = tracked_blocks
+        self._scratch = Scratch()
         self._pools: dict[str, _Pool] = {}
         self._windows: dict[int, dict[_Who, ReuseHistogram]] = {}
         self._closed_s = 0
@@ -119,7 +120,7 @@ class ReuseCurves:
         if pool is None:
             if len(self._pools) >= MAX_POOLS:
                 del self._pools[min(self._pools, key=lambda p: self._pools[p].whole.used_s)]
-            pool = self._pools[name] = _Pool(_Cache(StackDistances(self._budget), 0.0))
+            pool = self._pools[name] = _Pool(_Cache(StackDistances(self._budget, self._scratch), 0.0))
         return pool
 
     def _rank(self, pool: _Pool, worker: str, rank: int) -> _Cache:
@@ -127,7 +128,7 @@ class ReuseCurves:
         if cache is None:
             if len(pool.ranks) >= MAX_WORKERS:
                 del pool.ranks[min(pool.ranks, key=lambda w: pool.ranks[w].used_s)]
-            cache = pool.ranks[worker, rank] = _Cache(StackDistances(self._budget), 0.0)
+            cache = pool.ranks[worker, rank] = _Cache(StackDistances(self._budget, self._scratch), 0.0)
             self._share(pool)
         return cache
 
@@ -182,10 +183,10 @@ class ReuseCurves:
             "names": np.frombuffer(json.dumps(names).encode(), np.uint8),
             "closed_s": np.array([self._closed_s]),
             "used_s": np.array([c.used_s for c in caches], np.float64),
-            "caches": np.array([head for head, _, _ in stacks], np.int64).reshape(len(stacks), -1),
+            "caches": np.array([head for head, _, _ in stacks], np.int64).reshape((len(stacks), -1) if stacks else (0, 0)),
             "blocks": np.concatenate([np.empty(0, np.uint64), *(blocks for _, blocks, _ in stacks)]),
             "rests": np.concatenate([np.empty(0, np.uint64), *(rests for _, _, rests in stacks)]),
-            "histograms": np.array([head for _, _, (head, _) in windows], np.int64).reshape(len(windows), -1),
+            "histograms": np.array([head for _, _, (head, _) in windows], np.int64).reshape((len(windows), -1) if windows else (0, 0)),
             "rows": np.concatenate([np.empty((0, 4), np.int64), *(rows for _, _, (_, rows) in windows)]),
             "lengths": np.array([len(rows) for _, _, (_, rows) in windows], np.int64),
         }
@@ -197,7 +198,9 @@ class ReuseCurves:
         at = 0
         for head, used_s in zip(saved["caches"], saved["used_s"], strict=True):
             end = at + StackDistances.saved_blocks(head)
-            caches.append(_Cache(StackDistances.loaded(head, saved["blocks"][at:end], saved["rests"][at:end]), float(used_s)))
+            caches.append(
+                _Cache(StackDistances.loaded(head, saved["blocks"][at:end], saved["rests"][at:end], self._scratch), float(used_s))
+            )
             at = end
         left = iter(caches)
         self._pools = {
@@ -238,7 +241,10 @@ def _curve_rows(start: int, pool: str, worker: str | None, ranks: Sequence[Reuse
     ) -> tuple[object, ...]:
         method = "sampled" if c.sampled[i] else "rounded" if c.rounded[i] else "exact"
         error = float(c.error_blocks[i]) / blocks_asked if blocks_asked else 0.0
-        hit_tokens, hit_blocks = float(c.tokens[i]), float(c.blocks[i])
+        hit_tokens, hit_blocks = (
+            min(float(c.tokens[i]), tokens),
+            min(float(c.blocks[i]), blocks_asked),
+        )  # of few requests a sample can say more
         who = (start * 1_000_000, WINDOW_S, pool, worker)
         return *who, kind, scale, tier, size, ttl_s, hit_tokens, tokens, hit_blocks, blocks_asked, method, error
 

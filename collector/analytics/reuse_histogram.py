@@ -29,6 +29,8 @@ F64 = npt.NDArray[np.float64]
 MAX_EVENTS = 1 << 15
 WRITTEN = 1 << 16
 _DIGITS = 9
+TAIL_DIGITS = 11
+"""Binary digits that distances beyond the exact ones have (stack_distance.py)."""
 ENDLESS = 1 << 40
 """A capacity above all distances."""
 
@@ -74,25 +76,26 @@ class ReuseHistogram:
         self.prompt_tokens += prompt_tokens
         self.prompt_blocks += prompt_blocks
 
-    def room(self, events: int) -> tuple[I64, I64, int]:
-        """Distances and changes with room for so many more events, and the index of the first free one."""
+    def add(self, at: I64, mass: I64, exact_to: int | None = None, weight: int = 1) -> None:
+        """Counts events: distances, shape (events,), and changes from there on, shape (events, 3).
+
+        exact_to: distances up to this are exact (None: all), and others are of blocks that stand for `weight` blocks.
+        """
         if self._written >= WRITTEN:
             self._written = 0
             self._merge()
             if self._used > MAX_EVENTS:
                 self._round()
-        if self._used + events > len(self._at):
+        end = self._used + len(at)
+        if end > len(self._at):
             self._merge()
-            if 2 * (self._used + events) > len(self._at):
-                size = 1 << int(np.ceil(np.log2(2 * (self._used + events))))
-                self._at = np.concatenate((self._at[: self._used], np.empty(size - self._used, np.int64)))
-                self._mass = np.concatenate((self._mass[: self._used], np.empty((size - self._used, 3), np.int64)))
-        return self._at, self._mass, self._used
-
-    def counted(self, used: int, exact_to: int | None, weight: int) -> None:
-        """Notes the events written by one request, and how far they are exact."""
-        self._written += used - self._used
-        self._used = used
+            end = self._used + len(at)
+            room = np.empty(1 << (2 * end).bit_length(), np.int64), np.empty((1 << (2 * end).bit_length(), 3), np.int64)
+            room[0][: self._used], room[1][: self._used] = self._at[: self._used], self._mass[: self._used]
+            self._at, self._mass = room
+        self._at[self._used : end], self._mass[self._used : end] = at, mass
+        self._used = end
+        self._written += len(at)
         if exact_to is not None:
             self._exact_to = min(self._exact_to, exact_to)
             self._weight = max(self._weight, weight)
@@ -101,10 +104,10 @@ class ReuseHistogram:
         """Sorts the events; those of one distance become one."""
         if self._merged == self._used:
             return
-        at, first = np.unique(self._at[: self._used], return_index=False, return_inverse=True)
-        mass = np.zeros((len(at), 3), np.int64)
-        for c in range(3):
-            np.add.at(mass[:, c], first, self._mass[: self._used, c])
+        order = np.argsort(self._at[: self._used], kind="stable")
+        at = self._at[order]
+        first = np.flatnonzero(np.concatenate(([True], at[1:] != at[:-1])))
+        at, mass = at[first], np.add.reduceat(self._mass[order], first, axis=0)
         kept = mass.any(axis=1)
         self._used = self._merged = int(kept.sum())
         self._at[: self._used], self._mass[: self._used] = at[kept], mass[kept]
@@ -143,7 +146,7 @@ class ReuseHistogram:
         if sampled.any():
             # A distance in the tail is a count of n sampled blocks times weight: its standard error is weight * sqrt(n).
             beyond = np.maximum(capacities - self._exact_to, 0)
-            shift = np.ceil(2 * np.sqrt(beyond * (self._weight - 1.0))).astype(np.int64)
+            shift = np.ceil(2 * np.sqrt(beyond * (self._weight - 1.0))).astype(np.int64) + (capacities >> TAIL_DIGITS - 1)
             near = self._read(np.concatenate((capacities + shift, np.maximum(capacities - shift, self._exact_to))))[:, 0]
             drift = np.abs(near.reshape(2, -1) - found[:, 0]).max(axis=0)
             error += np.where(sampled, drift + self._sampling_error(found[:, 2]), 0)

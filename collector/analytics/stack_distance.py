@@ -12,14 +12,15 @@ descendants, distances grow along a chain, and the prefix hit at capacity C is t
     distance = set bits at or after the block's position
 
 Blocks that were used together lie side by side, so that along a chain most distances are the one before plus 1, and only the seams walk
-the tree. When positions run out or the table fills up, *compaction* numbers the blocks anew, in order.
+the tree. When positions run out or the table grows, all blocks get new positions, in order.
 
 Beyond the budget: the half of it that was used last stays complete, so distances up to there remain exact. Of older blocks (the *tail*,
 positions before `horizon`) only those whose hash falls into one of w = 2**shift parts are kept, and fill the other half; each stands for w
 blocks of distance (spatial sampling, as SHARDS, FAST'15). Sampling goes wrong where one hot block is not sampled; hot blocks are never in
 the tail. How many blocks of a chain were hit in the tail is told from the last sampled one that was: at place j (from 1) it means
 j + w - 1 blocks, which is unbiased (by induction over the true number h: E[h] = (h + w - 1)/w + (1 - 1/w) E[h - 1] = h) with a variance
-of at most w(w - 1) however long the hit is; counting w for each sampled block has h(w - 1).
+of at most w(w - 1) however long the hit is; counting w for each sampled block has h(w - 1). Distances in the tail are rounded up to 11
+binary digits, well within their error, so that a chain makes some events and not one a block.
 
 Invariants: every table entry has one bit, every bit one entry; tail entries pass the sampling of today's shift, which never falls; a block
 that passes it and is not in the table was never seen. State depends on the sequence of calls alone.
@@ -40,7 +41,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from collector.analytics.reuse_histogram import ReuseHistogram
+from collector.analytics.reuse_histogram import TAIL_DIGITS, ReuseHistogram
 from schemas.block_hash import U64
 
 I64 = npt.NDArray[np.int64]
@@ -48,7 +49,7 @@ I64 = npt.NDArray[np.int64]
 TICKS_PER_S = 64
 """Times of last use count in these; they wrap after 776 days, and ages up to half of that are told right."""
 LOAD = 0.7
-SLACK = 1.25  # blocks over the budget before the next compaction
+SLACK = 1.25  # times the budget, when blocks are forgotten
 POSITIONS_PER_SLOT = 8
 MIN_SLOTS = 1024
 MAX_SHIFT = 24
@@ -108,12 +109,12 @@ def _count(tree, line, by):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def _measure(  # type: ignore[no-untyped-def]
-    table, bits, tree, meta, chain, tick, limit, block_size, slots, at, mass, used, ttl_ticks, ttl, repeats,
+    table, bits, tree, meta, chain, tick, limit, block_size, slots, at, mass, ttl_ticks, ttl, repeats,
 ):  # fmt: skip
     """Finds the chain's slots and counts the distances and ages of its first `limit` blocks, all before any of them is used.
 
-    slots: i64 scratch, receives where each block is or belongs. at, mass: events of `ReuseHistogram` from `used` on. Returns
-    (events used, blocks that any cache could have held).
+    slots: receives where each block is or belongs. at, mass: receive events of `ReuseHistogram`. Returns (events, blocks that an endless
+    cache had).
     """
     mask = np.int64(len(table) - 1)
     for k in range(len(chain)):
@@ -123,11 +124,12 @@ def _measure(  # type: ignore[no-untyped-def]
             j = (j + 1) & mask
         slots[k] = j
     live, horizon, below, shift = meta[_LIVE], meta[_HORIZON], meta[_BELOW], meta[_SHIFT]
-    start, end = np.int64(0), np.int64(0)  # distances of the run at hand
+    start: Any = np.int64(0)
+    end = np.int64(0)  # of the distances of the run at hand
     before, distance, top = np.int64(-1), np.int64(0), np.int64(0)
     oldest: Any = np.int64(0)
-    bin_, in_bin = 0, 0
-    i = np.int64(0)
+    bin_, in_bin, used = 0, 0, 0
+    i: Any = np.int64(0)
     while i < limit:
         rest = table[slots[i], 1]
         position = np.int64(rest >> np.uint64(32))
@@ -161,6 +163,8 @@ def _measure(  # type: ignore[no-untyped-def]
         return used, i
     counted = i
     blocks, var = (np.int64(1) << shift) - 1, ((np.int64(1) << shift) - 1) << shift
+    unit, found, found_var = np.int64(1), np.int64(0), np.int64(0)  # of the distance `start`, rounded up to a multiple of unit
+    start = np.int64(0)
     for k in range(i, limit):
         if _mixed(chain[k]) >> np.uint64(64 - shift) != np.uint64(0):
             continue
@@ -181,11 +185,21 @@ def _measure(  # type: ignore[no-untyped-def]
         if var > 0:
             repeats[_mixed(chain[k]) & np.uint64(len(repeats) - 1)] += 1
         blocks += k + 1 - i
-        used = _event(at, mass, used, top, top + 1, blocks, var, block_size)
+        i = k + 1
         _age(ttl, bin_, blocks, var, block_size)
         counted += blocks
+        if top > start:
+            if found > 0:
+                used = _event(at, mass, used, start, start + 1, found, found_var, block_size)
+            while top >> TAIL_DIGITS >= unit:
+                unit <<= 1
+            start = (top + unit - 1) // unit * unit
+            found, found_var = np.int64(0), np.int64(0)
+        found += blocks
+        found_var += var
         blocks, var = np.int64(0), np.int64(0)
-        i = np.int64(k + 1)
+    if found > 0:
+        used = _event(at, mass, used, start, start + 1, found, found_var, block_size)
     return used, counted
 
 
@@ -274,33 +288,65 @@ def _rank_in(bits, ranks, position):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
+def _position_of(bits, ranks, rank):  # type: ignore[no-untyped-def]
+    """Position of the set bit with so many before it."""
+    line = np.searchsorted(ranks, rank, side="right") - 1
+    word = line << 3
+    left = rank - ranks[line]
+    while _ones(bits[word]) <= left:
+        left -= _ones(bits[word])
+        word += 1
+    x = bits[word]
+    for _ in range(left):
+        x &= x - np.uint64(1)
+    return np.int64(word << 6) + _ones((x & (~x + np.uint64(1))) - np.uint64(1))
+
+
+@numba.njit(cache=True)
 def _thin(table, bits, meta, budget):  # type: ignore[no-untyped-def]
-    """Takes slots and bits of what is to be forgotten away (the table can only be walked afterwards, not searched)."""
+    """Moves the horizon so that half the budget is after it, and forgets blocks before it until the rest fits.
+
+    Of more blocks than the budget, so that shift is at least 1 afterwards. The tree is not kept.
+    """
     live, shift = meta[_LIVE], meta[_SHIFT]
-    if shift == 0 and live <= budget:
-        return
-    ranks = _ranks(bits)
-    cut = max(live - (budget + 1) // 2, meta[_BELOW])
-    depths = np.zeros(len(table), np.uint8)  # 0: not in the tail; else depth + 1
+    horizon = meta[_HORIZON]
+    cut = live - (budget + 1) // 2
+    if cut > meta[_BELOW]:
+        horizon = _position_of(bits, _ranks(bits), cut)
     by_depth = np.zeros(64, np.int64)
     for j in range(len(table)):
         rest = table[j, 1]
-        if rest != np.uint64(0) and _rank_in(bits, ranks, np.int64(rest >> np.uint64(32))) < cut:
-            depth = _depth(table[j, 0])
-            depths[j] = depth + 1
-            by_depth[depth] += 1
+        if rest != np.uint64(0) and np.int64(rest >> np.uint64(32)) < horizon:
+            by_depth[_depth(table[j, 0])] += 1
+    tail = by_depth.sum()
     kept = by_depth[shift:].sum()
     while kept > budget // 2 and shift < MAX_SHIFT:
         kept -= by_depth[shift]
         shift += 1
-    for j in range(len(table)):
-        if depths[j] and depths[j] <= shift:
-            position = np.int64(table[j, 1] >> np.uint64(32))
-            bits[position >> 6] &= ~(np.uint64(1) << np.uint64(position & 63))
-            table[j, 1] = np.uint64(0)
+    mask = len(table) - 1
+    j = 0
+    while j < len(table):
+        rest = table[j, 1]
+        position = np.int64(rest >> np.uint64(32))
+        if rest == np.uint64(0) or position >= horizon or _mixed(table[j, 0]) >> np.uint64(64 - shift) == np.uint64(0):
+            j += 1
+            continue
+        bits[position >> 6] &= ~(np.uint64(1) << np.uint64(position & 63))
+        # Backward-shift deletion; what moves here is looked at next, and what moves over the end of the table was looked at before.
+        hole = j
+        k = (j + 1) & mask
+        while table[k, 1] != np.uint64(0):
+            home = np.int64(_mixed(table[k, 0]) & np.uint64(mask))
+            if ((k - home) & mask) >= ((k - hole) & mask):
+                table[hole, 0] = table[k, 0]
+                table[hole, 1] = table[k, 1]
+                hole = k
+            k = (k + 1) & mask
+        table[hole, 1] = np.uint64(0)
     meta[_SHIFT] = shift
+    meta[_HORIZON] = horizon
     meta[_BELOW] = kept
-    meta[_LIVE] = live - cut + kept
+    meta[_LIVE] = live - tail + kept
 
 
 @numba.njit(cache=True)
@@ -314,29 +360,44 @@ def _put(table, h, rest):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def _renumber(table, bits, meta, into):  # type: ignore[no-untyped-def]
-    """Moves all entries to an empty table, with positions 1, 2, ... in the order of the old ones."""
+def _move(table, into):  # type: ignore[no-untyped-def]
+    """Moves all entries to an empty table."""
+    for j in range(len(table)):
+        if table[j, 1] != np.uint64(0):
+            _put(into, table[j, 0], table[j, 1])
+
+
+@numba.njit(cache=True)
+def _renumber(table, bits, meta):  # type: ignore[no-untyped-def]
+    """Gives all entries positions 1, 2, ... in the order of the old ones. Bits are not kept."""
     ranks = _ranks(bits)
     for j in range(len(table)):
         rest = table[j, 1]
         if rest != np.uint64(0):
             position = np.uint64(1 + _rank_in(bits, ranks, np.int64(rest >> np.uint64(32))))
-            _put(into, table[j, 0], position << np.uint64(32) | rest & np.uint64(0xFFFFFFFF))
+            table[j, 1] = position << np.uint64(32) | rest & np.uint64(0xFFFFFFFF)
     meta[_NEXT] = 1 + meta[_LIVE]
     meta[_HORIZON] = 1 + meta[_BELOW]
 
 
 @numba.njit(cache=True)
-def _mark(table, bits, tree):  # type: ignore[no-untyped-def]
-    """Sets empty bits and tree from the table."""
+def _mark(table, bits):  # type: ignore[no-untyped-def]
+    """Sets empty bits from the table."""
     for j in range(len(table)):
         rest = table[j, 1]
         if rest != np.uint64(0):
             position = np.int64(rest >> np.uint64(32))
             bits[position >> 6] |= np.uint64(1) << np.uint64(position & 63)
+
+
+@numba.njit(cache=True)
+def _plant(bits, tree):  # type: ignore[no-untyped-def]
+    """Sets the tree from the bits."""
     for line in range(len(tree) - 1):
+        n = np.int64(0)
         for k in range(line << 3, (line << 3) + 8):
-            tree[line + 1] += _ones(bits[k])
+            n += _ones(bits[k])
+        tree[line + 1] = n
     for i in range(1, len(tree)):
         above = i + (i & -i)
         if above < len(tree):
@@ -361,17 +422,35 @@ def _put_all(table, blocks, rests):  # type: ignore[no-untyped-def]
         _put(table, blocks[i], rests[i])
 
 
+class Scratch:
+    """Room for one request's work, shared by any number of caches that are used one after another. It never shrinks: 72 bytes a block."""
+
+    def __init__(self) -> None:
+        self._of = self._new(1024)
+
+    def of(self, blocks: int) -> tuple[I64, I64, I64]:
+        """Slots, shape (blocks,) at least, and events: distances and changes."""
+        if blocks > len(self._of[0]):
+            self._of = self._new(2 * blocks)
+        return self._of
+
+    @staticmethod
+    def _new(blocks: int) -> tuple[I64, I64, I64]:
+        return np.empty(blocks, np.int64), np.empty(2 * blocks, np.int64), np.empty((2 * blocks, 3), np.int64)
+
+
 class StackDistances:
     """Distances of the blocks of one cache's requests. budget: blocks of which all is known; beyond it half of them are the tail."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, scratch: Scratch | None = None) -> None:
         self.budget = budget
+        self._scratch = Scratch() if scratch is None else scratch
         self._meta = np.array([1, 0, 1, 0, 0], np.int64)
         self._empty(MIN_SLOTS)
 
     def _empty(self, slots: int) -> None:
-        lines = slots * POSITIONS_PER_SLOT // _LINE
         self._table = np.zeros((slots, 2), np.uint64)
+        lines = slots * POSITIONS_PER_SLOT // _LINE
         self._bits = np.zeros(lines * 8, np.uint64)
         self._tree = np.zeros(lines + 1, np.int32)
 
@@ -398,27 +477,35 @@ class StackDistances:
         """
         chain = np.require(chain, np.uint64, ["C", "W"])  # one compiled variant, also for read-only arrays
         n = len(chain)
-        full = self.blocks + n > LOAD * len(self._table) or self.blocks > SLACK * self.budget
-        if full or self._meta[_NEXT] + n > len(self._bits) * 64:
-            self._compact(n)
+        self._make_room(n)
         exact_to = self.exact_to
         limit = n if limit is None else min(n, limit)
-        at, mass, used = into.room(2 * limit)
         tick = int(time_s * TICKS_PER_S) & 0xFFFFFFFF
-        scratch = np.empty(n, np.int64)
+        slots, at, mass = self._scratch.of(n)
         state = self._table, self._bits, self._tree, self._meta
-        used, seen = _measure(*state, chain, tick, limit, block_size, scratch, at, mass, used, into.ttl_ticks, into.ttl, into.repeats)
-        _use(*state, chain, tick, scratch)
-        into.counted(used, exact_to, self.weight)
+        used, seen = _measure(*state, chain, tick, limit, block_size, slots, at, mass, into.ttl_ticks, into.ttl, into.repeats)
+        _use(*state, chain, tick, slots)
+        into.add(at[:used], mass[:used], exact_to, self.weight)
         return int(seen)
 
-    def _compact(self, room: int) -> None:
-        _thin(self._table, self._bits, self._meta, self.budget)
-        wanted = (self.blocks + max(room, self.blocks // 4)) / LOAD
-        old, bits = self._table, self._bits
-        self._empty(max(MIN_SLOTS, 1 << int(np.ceil(np.log2(wanted + 1)))))
-        _renumber(old, bits, self._meta, self._table)
-        _mark(self._table, self._bits, self._tree)
+    def _make_room(self, blocks: int) -> None:
+        slots = len(self._table)
+        if self.blocks > SLACK * self.budget or (self.blocks > self.budget and self.blocks + blocks > LOAD * slots):
+            _thin(self._table, self._bits, self._meta, self.budget)
+            _plant(self._bits, self._tree)
+        wanted = max(MIN_SLOTS, 1 << int((self.blocks + max(blocks, self.blocks // 4)) / LOAD).bit_length())
+        full = self.blocks + blocks > LOAD * slots
+        if not (full or wanted * 8 < slots or self._meta[_NEXT] + blocks > len(self._bits) * 64):
+            return
+        _renumber(self._table, self._bits, self._meta)
+        if full or wanted * 8 < slots:
+            old = self._table
+            self._empty(wanted)
+            _move(old, self._table)
+        else:
+            self._bits[:] = 0
+        _mark(self._table, self._bits)
+        _plant(self._bits, self._tree)
 
     def save(self) -> tuple[I64, U64, U64]:
         """Budget, slots and counters; blocks in the order of use; their positions and times."""
@@ -431,13 +518,14 @@ class StackDistances:
         return int(head[2 + _LIVE])
 
     @classmethod
-    def loaded(cls, head: I64, blocks: U64, rests: U64) -> StackDistances:
+    def loaded(cls, head: I64, blocks: U64, rests: U64, scratch: Scratch | None = None) -> StackDistances:
         """The inverse of `save`."""
-        out = cls(int(head[0]))
+        out = cls(int(head[0]), scratch)
         out._meta = np.array(head[2:], np.int64)
         out._empty(int(head[1]))
         _put_all(out._table, blocks, rests)
-        _mark(out._table, out._bits, out._tree)
+        _mark(out._table, out._bits)
+        _plant(out._bits, out._tree)
         return out
 
     def held_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,10 @@ import collector.analytics.reuse_histogram
 from collector.analytics.attributed import WINDOW_S, Attributed
 from collector.analytics.reuse import GRID, LIFETIMES_S, SCALES, ReuseCurves
 from collector.analytics.reuse_histogram import ENDLESS, ReuseHistogram
-from collector.analytics.stack_distance import MIN_SLOTS, TICKS_PER_S, StackDistances
-from schemas.causes import Cause
+from collector.analytics.stack_distance import MIN_SLOTS, TICKS_PER_S, StackDistances, _depth
 from schemas.tables.losses import REUSE_CURVES
 from simulator.traces import claude_code, mooncake
+from tests.collector.analytics.told import told
 from tests.public_traces import expected, trace
 
 BLOCK = 16
@@ -81,14 +82,14 @@ def test_hits_equal_a_direct_simulation_at_every_capacity(kind: str, seed: int) 
     distinct = len({block for chain in chains for block in chain})
     capacities = np.arange(1, distinct + 2)
     caches = [Lru(int(c)) for c in capacities]
-    distances, told = StackDistances(distinct), histogram()
+    distances, counts = StackDistances(distinct), histogram()
     total = np.zeros(len(caches))
     for i, chain in enumerate(chains):
         total += [cache.use(chain, i) for cache in caches]
-        distances.use(names(chain), i, BLOCK, told)
+        distances.use(names(chain), i, BLOCK, counts)
         if i % 20 == 0:
-            assert np.array_equal(told.curve(capacities).blocks, total)
-    curve = told.curve(capacities)
+            assert np.array_equal(counts.curve(capacities).blocks, total)
+    curve = counts.curve(capacities)
     assert np.array_equal(curve.blocks, total)
     assert np.array_equal(curve.tokens, total * BLOCK)
     assert not curve.error_blocks.any()
@@ -99,35 +100,35 @@ def test_lifetimes_equal_a_direct_simulation_also_when_times_step_back(seed: int
     rng = random.Random(seed)
     lifetimes = (0.25, 1, 4, 30, 200)
     caches = [Lru(1 << 40) for _ in lifetimes]
-    distances, told = StackDistances(10_000), histogram(*lifetimes)
+    distances, counts = StackDistances(10_000), histogram(*lifetimes)
     total = np.zeros(len(lifetimes))
     time_s = 1_790_000_000.0
     for chain in agents(rng, 300, 8, 20):
         time_s += rng.choice([0, 0.25, 1, 8, 64, -2])
         total += [cache.use(chain, time_s, ttl_s) for cache, ttl_s in zip(caches, lifetimes, strict=True)]
-        distances.use(names(chain), time_s, BLOCK, told)
-    assert np.array_equal(told.ttl_curve().blocks, total)
+        distances.use(names(chain), time_s, BLOCK, counts)
+    assert np.array_equal(counts.ttl_curve().blocks, total)
 
 
 def test_only_blocks_that_an_engine_may_deliver_count_and_all_are_used() -> None:
-    distances, told = StackDistances(1000), histogram()
+    distances, counts = StackDistances(1000), histogram()
     for _ in range(2):
-        distances.use(names([1, 2, 3]), 0, BLOCK, told, limit=2)
-    assert told.curve(np.array([1, 2, 3])).blocks.tolist() == [1, 2, 2]
+        distances.use(names([1, 2, 3]), 0, BLOCK, counts, limit=2)
+    assert counts.curve(np.array([1, 2, 3])).blocks.tolist() == [1, 2, 2]
     assert distances.blocks == 3
 
 
 def test_positions_run_out_and_the_table_grows_without_a_trace() -> None:
     rng = random.Random(1)
     chains = agents(rng, 2500, 40, 30)
-    distances, told, cache, hits = StackDistances(1 << 20), histogram(), Lru(700), 0
+    distances, counts, cache, hits = StackDistances(1 << 20), histogram(), Lru(700), 0
     uses = 0
     for chain in chains:
         hits += cache.use(chain, 0)
-        distances.use(names(chain), 0, BLOCK, told)
+        distances.use(names(chain), 0, BLOCK, counts)
         uses += len(chain)
     assert uses > 8 * MIN_SLOTS < distances.blocks * 8
-    assert told.curve(np.array([700])).blocks[0] == hits
+    assert counts.curve(np.array([700])).blocks[0] == hits
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -140,16 +141,38 @@ def test_beyond_the_budget_it_is_exact_as_far_as_it_says(seed: int) -> None:
     distances = StackDistances(budget)
     exact = np.zeros(len(capacities), int)
     for i, chain in enumerate(chains):
-        told = histogram()
+        counts = histogram()
         hits = np.array([cache.use(chain, i) for cache in caches])
-        distances.use(names(chain), i, BLOCK, told)
-        curve = told.curve(capacities)
+        distances.use(names(chain), i, BLOCK, counts)
+        curve = counts.curve(capacities)
         exact += ~curve.sampled
         assert not curve.sampled[capacities <= budget // 2].any()
         assert np.array_equal(curve.blocks[~curve.sampled], hits[~curve.sampled])
         assert distances.blocks <= 1.25 * budget + len(chain)
     assert distances.weight > 1
     assert exact[-1] < len(chains)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_kept_is_the_newer_half_and_all_older_blocks_of_the_sample_in_the_order_of_use(seed: int) -> None:
+    rng = random.Random(seed)
+    budget = 560  # fills 1,024 slots to the brim
+    distances, counts, everything, depth = StackDistances(budget), histogram(), Lru(1 << 40), 0
+    for i, chain in enumerate(agents(rng, 800, 25, 16)):
+        everything.use(chain, i)
+        distances.use(names(chain), i, BLOCK, counts)
+        if i % 10:
+            continue
+        order = list(everything.held)
+        kept = distances.save()[1].tolist()
+        newer = distances.blocks if distances.exact_to is None else distances.exact_to
+        assert newer >= min(len(order), budget // 2)
+        depth = distances.weight.bit_length() - 1
+        assert kept == [b for b in order[:-newer] if _depth(np.uint64(b)) >= depth] + order[-newer:]
+        again = copy.deepcopy(distances)
+        again.use(names(kept[::-1]), i, BLOCK, histogram())
+        assert again.save()[1].tolist() == kept
+    assert depth >= 3 and len(distances._table) == 1024
 
 
 def test_what_is_sampled_is_right_on_average() -> None:
@@ -164,11 +187,11 @@ def test_what_is_sampled_is_right_on_average() -> None:
     blocks = sum(len(chain) for chain in chains)
     shares, inside = [], []
     for run in range(16):
-        told, distances = histogram(), StackDistances(512)
+        counts, distances = histogram(), StackDistances(512)
         salt = np.uint64(rng.getrandbits(64))
         for chain in chains:
-            distances.use(names(chain) ^ salt, 0, BLOCK, told)
-        curve = told.curve(capacities)
+            distances.use(names(chain) ^ salt, 0, BLOCK, counts)
+        curve = counts.curve(capacities)
         assert curve.sampled.all() and distances.weight >= 8, run
         shares.append((curve.blocks - truth) / blocks)
         inside.append(np.abs(curve.blocks - truth) <= curve.error_blocks)
@@ -183,14 +206,9 @@ def test_a_histogram_of_too_many_distances_rounds_them_and_says_by_how_much(monk
     rounded, exact = histogram(), histogram()
     lows = rng.integers(1, 200_000, 20_000)
     for low, blocks in zip(lows.tolist(), rng.integers(1, 40, 20_000).tolist(), strict=True):
-        at, mass, used = rounded.room(2)
-        at[used : used + 2] = low, low + blocks
-        mass[used : used + 2] = [[1, BLOCK, 0], [-1, -BLOCK, 0]]
-        rounded.counted(used + 2, None, 1)
-        at, mass, used = exact.room(2)
-        at[used : used + 2] = low, low + blocks
-        mass[used : used + 2] = [[1, BLOCK, 0], [-1, -BLOCK, 0]]
-        exact.counted(used + 2, None, 1)
+        at, mass = np.array([low, low + blocks]), np.array([[1, BLOCK, 0], [-1, -BLOCK, 0]])
+        rounded.add(at, mass)
+        exact.add(at, mass)
         exact._written = 0
     capacities = np.array([10, 1000, 3000, 54_321, 100_000, 150_007, ENDLESS])
     a, b = rounded.curve(capacities), exact.curve(capacities)
@@ -202,20 +220,14 @@ def test_a_histogram_of_too_many_distances_rounds_them_and_says_by_how_much(monk
 
 
 def request(chain: Chain, at_s: float, pool: str = "p", worker: str = "a", rank: int | None = None, rest: int = 5) -> Attributed:
-    return Attributed(
-        request_id="r", started_s=at_s - 0.1, prefill_s=at_s, ended_s=at_s + 1, pool=pool, worker=worker, rank=rank, model="m", route="r",
-        tenant="t", template=None, session_id=None, policy=None, block_size=BLOCK, prompt_tokens=len(chain) * BLOCK + rest,
-        completion_tokens=None, hit_tokens=0, chain=names(chain), causes=np.full(len(chain), Cause.FIRST_SEEN, np.uint8),
-        gone_s=np.zeros(0, np.float32), idle_s=np.zeros(0, np.float32), run_causes=np.zeros(0, np.uint8),
-        run_tokens=np.zeros(0, np.uint32), run_seconds=np.zeros(0), diverged_at=None, ttft_s=None, engine_queue_s=None, engine_ttft_s=None,
-    )  # fmt: skip
+    return told(len(chain) * BLOCK + rest, at_s=at_s, chain=chain, block_size=BLOCK, pool=pool, worker=worker, rank=rank)
 
 
 def unknown(pool: str, worker: str | None) -> Mapping[str, int] | None:
     return None
 
 
-def told(rows: Sequence[tuple[object, ...]]) -> list[dict[str, object]]:
+def named(rows: Sequence[tuple[object, ...]]) -> list[dict[str, object]]:
     columns = [column.name for column in REUSE_CURVES.columns]
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
@@ -229,7 +241,7 @@ def test_a_pool_and_its_workers_have_curves_of_their_own() -> None:
     curves.take(
         [request([1, 2], 10, worker="a"), request([1, 2, 3], 11, worker="b"), request([1, 2], 12, worker="a"), request([9], 13, "q")]
     )
-    rows = told(curves.live()["reuse_curves"])
+    rows = named(curves.live()["reuse_curves"])
     hits = {
         (row["pool"], row["worker"]): (row["hit_blocks"], row["hit_tokens"], row["prompt_tokens"]) for row in curve_of(rows, kind="ideal")
     }
@@ -250,14 +262,14 @@ def test_a_pool_and_its_workers_have_curves_of_their_own() -> None:
 def test_the_last_token_of_a_prompt_of_whole_blocks_is_computed_anyway() -> None:
     curves = ReuseCurves(unknown, 1000)
     curves.take([request([1, 2, 3], 10, rest=0), request([1, 2, 3], 11, rest=0)])
-    (row,) = curve_of(told(curves.live()["reuse_curves"]), kind="ideal", worker=None)
+    (row,) = curve_of(named(curves.live()["reuse_curves"]), kind="ideal", worker=None)
     assert (row["hit_blocks"], row["prompt_blocks"]) == (2, 6)
 
 
 def test_prompts_without_names_are_on_neither_side_and_short_ones_are_asked_for() -> None:
     curves = ReuseCurves(unknown, 1000)
     curves.take([replace(request([], 10), block_size=0, prompt_tokens=999), request([], 11)])
-    (row,) = curve_of(told(curves.live()["reuse_curves"]), kind="ideal", worker=None)
+    (row,) = curve_of(named(curves.live()["reuse_curves"]), kind="ideal", worker=None)
     assert (row["hit_tokens"], row["prompt_tokens"], row["prompt_blocks"], row["error"]) == (0, 5, 0, 0)
 
 
@@ -266,9 +278,9 @@ def test_scales_are_of_todays_capacity_by_tier_and_known_late_is_known() -> None
     curves = ReuseCurves(lambda pool, worker: sizes.get((pool, worker)), 1000)
     chains = [list(range(100 * i, 100 * i + 40)) for i in (1, 2, 3, 1, 2, 3)]
     curves.take([request(chain, 10) for chain in chains])
-    assert not [row for row in told(curves.live()["reuse_curves"]) if row["scale"] is not None]
+    assert not [row for row in named(curves.live()["reuse_curves"]) if row["scale"] is not None]
     sizes["p", "a"] = {"GPU": 60, "CPU": 120}
-    rows = told(curves.live()["reuse_curves"])
+    rows = named(curves.live()["reuse_curves"])
     assert not [row for row in curve_of(rows, worker=None) if row["scale"] is not None]
     by_tier = {
         t: [(r["scale"], r["capacity_blocks"], r["hit_blocks"]) for r in curve_of(rows, worker="a", tier=t)] for t in ("GPU", "GPU+CPU")
@@ -283,17 +295,17 @@ def test_ranks_of_a_worker_are_caches_of_equal_shares() -> None:
     for rank in (0, 1):
         chain = [10 * rank + i for i in range(1, 5)]
         curves.take([request(chain, 10, rank=rank), request(chain, 11, rank=rank)])
-    rows = curve_of(told(curves.live()["reuse_curves"]), worker="a", tier="GPU")
+    rows = curve_of(named(curves.live()["reuse_curves"]), worker="a", tier="GPU")
     assert [row["hit_blocks"] for row in rows[:4]] == [2, 4, 8, 8]
 
 
 def test_windows_end_and_what_comes_late_counts_in_the_oldest_open_one() -> None:
     curves = ReuseCurves(unknown, 1000)
     curves.take([request([1], 10), request([1], WINDOW_S + 10)])
-    first = told(curves.close(WINDOW_S)["reuse_curves"])
+    first = named(curves.close(WINDOW_S)["reuse_curves"])
     assert {row["window_start"] for row in first} == {0}
     curves.take([request([1, 2], 20)])
-    (row,) = curve_of(told(curves.live()["reuse_curves"]), kind="ideal", worker=None)
+    (row,) = curve_of(named(curves.live()["reuse_curves"]), kind="ideal", worker=None)
     assert (row["window_start"], row["prompt_blocks"], row["hit_blocks"]) == (WINDOW_S * 1_000_000, 3, 2)
     assert curves.close(WINDOW_S)["reuse_curves"] == []
 
@@ -301,7 +313,7 @@ def test_windows_end_and_what_comes_late_counts_in_the_oldest_open_one() -> None
 def test_clocks_gone_wild_open_no_more_than_so_many_windows() -> None:
     curves = ReuseCurves(unknown, 1000)
     curves.take([request([1], WINDOW_S * i * 1000.0) for i in range(500)])
-    rows = curve_of(told(curves.live()["reuse_curves"]), kind="ideal", worker=None)
+    rows = curve_of(named(curves.live()["reuse_curves"]), kind="ideal", worker=None)
     assert len(rows) == 64
     assert sum(row["prompt_blocks"] for row in rows) == 500  # type: ignore[misc]
 
