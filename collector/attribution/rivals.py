@@ -40,6 +40,7 @@ def rivals_of(d: Decision, held: Iterable[tuple[str, int | None, int]]) -> tuple
     listed = {(c.worker, c.rank): c for c in d.candidates}
     beyond_s = _least_unlisted_s(d, chosen)
     out = []
+    unlisted: tuple[int, str, int | None] | None = None  # of these only the one that holds most can matter
     for worker, rank, blocks in held:
         if blocks <= 0:
             continue
@@ -51,9 +52,11 @@ def rivals_of(d: Decision, held: Iterable[tuple[str, int | None, int]]) -> tuple
                 continue
             gain_s = _gain_s(chosen, c)
             cheaper = gain_s is None or gain_s > 0
-        else:
-            cheaper = beyond_s is None or beyond_s < 0
-        out.append(Rival(worker, rank, blocks, cheaper, gain_s))
+            out.append(Rival(worker, rank, blocks, cheaper, gain_s))
+        elif unlisted is None or blocks > unlisted[0]:
+            unlisted = blocks, worker, rank
+    if unlisted is not None:
+        out.append(Rival(unlisted[1], unlisted[2], unlisted[0], beyond_s is None or beyond_s < 0, None))
     return _undominated(out)
 
 

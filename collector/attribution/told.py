@@ -37,7 +37,7 @@ NOT_REPORTED, ENGINE_LESS, PREEMPTED, NOT_HIT, NO_NAMES = "not_reported", "engin
 NO_EVENTS, SILENT, HASH_KEYS, CLOSED_EARLY, NO_DECISION = "no_events", "bridge_silent", "hash_keys", "closed_early", "decision_missing"
 FORGOTTEN = "history_forgotten"
 REASONS = {TOO_FAR: "ring", UNTRUSTED: "gap", NO_RANK: "rank_unknown"}
-_AVOIDABLE = np.array(sorted(AVOIDABLE), np.uint8)
+_IS_AVOIDABLE = np.array([c in AVOIDABLE for c in Cause])
 _NO_CHAIN = np.empty(0, np.uint64)
 
 
@@ -82,7 +82,7 @@ class Loss:
         runs = list(zip(self.causes.run_causes.tolist(), self.causes.run_tokens.tolist(), strict=True))
         first = next(((i, c) for i, (c, _) in enumerate(runs) if c != Cause.HIT), None)
         lost_s = float(self.run_seconds.sum())
-        avoidable_s = float(self.run_seconds[np.isin(self.causes.run_causes, _AVOIDABLE)].sum())
+        avoidable_s = float(self.run_seconds[_IS_AVOIDABLE[self.causes.run_causes]].sum())
         return (
             self.hit_tokens,
             *(tokens[c] for c in LOSSES),
@@ -173,10 +173,13 @@ def tell_told(r: Request, look: Look, has_clock: bool, state: Residency, uses: U
     causes = causes_of(facts)
     tokens = causes.tokens()
 
-    lost = np.arange(blocks) >= hit // size
-    lost_s = look.moment_s - gone_s
-    idle_s = np.where(fates == WAS_EVICTED, lost_s - uses.last_s(d.pool, d.worker if o.worker is None else o.worker, r.rank, chain), np.nan)
-    idle_s[idle_s < 0] = np.nan  # used again since: another request's copy
+    gone_s[: hit // size] = np.nan
+    idle_s = np.full(blocks, np.nan)
+    evicted = np.flatnonzero((fates == WAS_EVICTED) & ~np.isnan(gone_s))
+    if len(evicted):
+        used_s = uses.last_s(d.pool, d.worker if o.worker is None else o.worker, r.rank, chain[evicted])
+        since_s = look.moment_s - gone_s[evicted] - used_s
+        idle_s[evicted] = np.where(since_s >= 0, since_s, np.nan)  # below: another request's copy was used since
     own = at.held.get(number)
     best = None if own is None else max([*at.held.values(), *(x.blocks for x in at.rivals)])
     selected = look.selected if has_clock else own
@@ -190,7 +193,7 @@ def tell_told(r: Request, look: Look, has_clock: bool, state: Residency, uses: U
         )  # fmt: skip
     return Loss(
         hit, causes, _seconds(r, causes, costs), look.moment_s,
-        np.where(lost, gone_s, np.nan).astype(np.float32), np.where(lost, idle_s, np.nan).astype(np.float32), chain,
+        gone_s.astype(np.float32), idle_s.astype(np.float32), chain,
         str(Trust.EXACT), _reason(r, facts, causes, preempted),
         None if at.ideal < 0 else min(at.ideal, most) * size,
         None if best is None else min(best, most) * size,
@@ -214,7 +217,7 @@ def _history(state: Residency, number: int, chain: U64, look: Look) -> tuple[U8,
         new[silent] = ~state.evers(chain[silent])
     fates[resident] = IS_RESIDENT
     new[resident] = False
-    gone_s[~np.isin(fates, (WAS_EVICTED, WAS_CLEARED)) | ~np.isfinite(gone_s)] = np.nan
+    gone_s[((fates != WAS_EVICTED) & (fates != WAS_CLEARED)) | ~np.isfinite(gone_s)] = np.nan
     return fates, np.maximum(gone_s, 0.0), new
 
 
