@@ -25,6 +25,7 @@ from schemas.kv_events import WorkerId
 from schemas.workers import WorkerLoad
 
 SAMPLE = 1 << 17
+SILENT_S = 60.0
 _GROUP = np.uint64(0xFF)
 
 Scope = tuple[str, str | None]
@@ -69,6 +70,13 @@ def distinct_blocks(table, place, level, resident, names, places):  # type: igno
     return n
 
 
+def present_now(workers: Sequence[WorkerId], loads: Mapping[WorkerId, WorkerLoad]) -> list[bool]:
+    """Who is part of the fleet, as far as loads tell: not a worker whose engine does not answer, nor one whose newest reading is older than
+    the fleet's newest by more than `SILENT_S`. Without any reading it is taken to be there."""
+    newest_s = max((load.time_s for load in loads.values()), default=0.0)
+    return [(load := loads.get(who)) is None or (load.up and load.time_s >= newest_s - SILENT_S) for who in workers]
+
+
 def held_now(
     residency: Residency,
     workers: Sequence[WorkerId],
@@ -76,10 +84,11 @@ def held_now(
     present: Sequence[bool] | None = None,
     sample: int = SAMPLE,
 ) -> dict[Scope, Held]:
-    """Of each worker, ranks together, and each pool. workers: by number; present: likewise, who counts (default: all)."""
+    """Of each worker, ranks together, and each pool. workers: by number; present: likewise, who counts (default: `present_now`)."""
+    present = present_now(workers, loads) if present is None else present
     members: dict[Scope, list[int]] = {}
     for n, who in enumerate(workers):
-        if present is None or present[n]:
+        if present[n]:
             members.setdefault((who.pool, who.worker), []).append(n)
     places = {scope: i for i, scope in enumerate(members)}
     known = [(n, place) for scope, place in places.items() for n in members[scope] if residency.workers[n]["started"]]

@@ -60,6 +60,19 @@ def test_copies_count_as_held_and_contents_once() -> None:
     assert held_now(residency, workers, loads, [True, False, False, False])["p", None] == Held(10, 16, 3, 3)
 
 
+def test_workers_that_left_or_are_down_are_no_part_of_the_fleet() -> None:
+    workers = [A, B, B2, OTHER]
+    residency = fleet(*workers)
+    for number, who in enumerate(workers):
+        apply(residency, number, *stored(who, [1, 2]))
+    loads = {A: load(A, 10), B: load(B, 20), B2: load(B2, 30)}
+    loads[A] = loads[A].model_copy(update={"time_s": 100.0})
+    loads[B2] = loads[B2].model_copy(update={"time_s": 100.0, "up": False})
+    assert held_now(residency, workers, loads) == {
+        ("p", "a"): Held(10, 16, 2, 2), ("q", "a"): Held(None, 16, 2, 2), ("p", None): Held(10, 16, 2, 2), ("q", None): Held(None, 16, 2, 2),
+    }  # fmt: skip
+
+
 def test_other_tiers_former_lives_and_workers_without_events_do_not_count() -> None:
     workers = [A, B, OTHER]
     residency = fleet(*workers)
