@@ -24,8 +24,9 @@ which is taken anew whenever its observations have doubled.
 
 Bounds: `MAX_KEYS` triples of (pool, model, kind), 20 KiB each.
 
-Rejected: TTFT as if it were prefill (queueing would be sold as computing), one factor of forgetting (see above), Tukey's biweight as in the
-router's fit of a window (one pass cannot go back to what it left out once).
+Rejected: TTFT as if it were prefill (queueing would be sold as computing), TTFT less the router's predicted queue (predicted with the very
+coefficients that are to be found), one factor of forgetting (see above), Tukey's biweight as in the router's fit of a window (one pass
+cannot go back to what it left out once).
 
 Pure: no clock, no randomness; the state depends on the order of requests alone and not on how they are cut into calls.
 tests/collector/analytics/naive_cost.py is the twin that the tests fuzz it against.

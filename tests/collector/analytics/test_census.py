@@ -69,7 +69,8 @@ def test_workers_that_left_or_are_down_are_no_part_of_the_fleet() -> None:
     loads[A] = loads[A].model_copy(update={"time_s": 100.0})
     loads[B2] = loads[B2].model_copy(update={"time_s": 100.0, "up": False})
     assert held_now(residency, workers, loads) == {
-        ("p", "a"): Held(10, 16, 2, 2), ("q", "a"): Held(None, 16, 2, 2), ("p", None): Held(10, 16, 2, 2), ("q", None): Held(None, 16, 2, 2),
+        ("p", "a"): Held(10, 16, 2, 2), ("q", "a"): Held(None, 16, 2, 2),
+        ("p", None): Held(10, 16, 2, 2), ("q", None): Held(None, 16, 2, 2),
     }  # fmt: skip
 
 
