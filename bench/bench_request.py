@@ -17,6 +17,7 @@ import gc
 import json
 import pstats
 import random
+import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -148,6 +149,13 @@ class Client:
             self.loop.call_soon(self.send)
 
 
+async def say_well(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers a health check."""
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+    writer.close()
+
+
 class Rig:
     """The router among stand-ins."""
 
@@ -158,8 +166,10 @@ class Rig:
         self.fresh = random.Random(1)
         self.stream_url, key_file, fleet = f"local:{folder / 'stream.sqlite'}", folder / "hash.key", folder / "fleet.toml"
         lines = ["[[pools]]", f'name = "{POOL}"', 'model = "bench-model"', f'tokenizer = "{ROOT / "simulator" / "tokenizer"}"']
-        for n in range(WORKERS):
-            lines += ["[[workers]]", f'pool = "{POOL}"', f'name = "{worker_name(n)}"', f'url = "http://127.0.0.1:{n + 1}"']
+        self.health = [socket.create_server(("127.0.0.1", 0)) for _ in range(WORKERS)]
+        for n, listener in enumerate(self.health):
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            lines += ["[[workers]]", f'pool = "{POOL}"', f'name = "{worker_name(n)}"', f'url = "{url}"']
         fleet.write_text("\n".join(lines) + "\n")
         settings = RouterSettings(
             fleet=fleet, stream=self.stream_url, hash_key_file=key_file, port=0, admin_port=0, tokens=cast(Any, tokens)
@@ -173,6 +183,8 @@ class Rig:
         self.answer = answer_pieces()
 
     async def start(self) -> None:
+        for listener in self.health:
+            await asyncio.start_server(say_well, sock=listener)
         await self.router.start()
         await asyncio.sleep(0.5)  # for the feed
         (pool,) = self.router.pools

@@ -14,7 +14,8 @@ a router.
 
 The peers route by prefix (`cache_aware`, their default) and, as their cheapest, by turn (`round_robin`). Ours runs with its default policy,
 the model's tokenizer, an index fed from the stream, and writes its decisions and outcomes there. It also has the KV events and load records
-of 8 workers to apply meanwhile; the peers have nothing of that kind to do.
+of 8 workers to apply meanwhile; the peers have nothing of that kind to do. "by text" is ours without the tokenizer (`--tokens text`): it
+knows prefixes by pieces of text that were sent before, which is what the peers do.
 
 A table goes to stderr; the last line of stdout is one JSON object, also kept as bench/results/router.json.
 """
@@ -58,8 +59,9 @@ from bench.servers import (
 )
 
 SIZES_KB = (1, 8, 64)
-OURS, DIRECT = "warmwatch", "direct"
+OURS, OURS_BY_TEXT, DIRECT = "warmwatch", "warmwatch by text", "direct"
 PEER_POLICIES = ("sglang-router cache_aware", "vllm-router cache_aware", "sglang-router round_robin", "vllm-router round_robin")
+BY_TEXT = ("--tokens", "text")
 BURST_WRITES, PACED_US = 2, 2000
 WARM_S = 0.3
 
@@ -92,7 +94,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, help="default 3")
     parser.add_argument("--seconds", type=float, help="of measuring a cell (default 2)")
     parser.add_argument(
-        "--only", nargs="+", metavar="ROUTER", help=f"some of: {OURS}, {DIRECT}, {', '.join(PEER_POLICIES)}; keeps no result"
+        "--only",
+        nargs="+",
+        metavar="ROUTER",
+        help=f"some of: {OURS}, {OURS_BY_TEXT}, {DIRECT}, {', '.join(PEER_POLICIES)}; keeps no result",
     )
     parser.add_argument("--kb", nargs="+", type=int, default=list(SIZES_KB), help="prompt sizes; other than 1 8 64 keeps no result")
     parser.add_argument("--tree", type=Path, default=ROOT, help="run our router from another checkout; keeps no result")
@@ -103,14 +108,14 @@ def main() -> None:
     args = parser.parse_args()
     quick = args.quick
     repeats, seconds = args.repeats or (1 if quick else 3), args.seconds or (1.0 if quick else 2.0)
-    names = args.only or [DIRECT, OURS, *(PEER_POLICIES[:2] if quick else PEER_POLICIES)]
+    names = args.only or [DIRECT, OURS, OURS_BY_TEXT, *(PEER_POLICIES[:2] if quick else PEER_POLICIES)]
     try:
         with on_core(WORKER_CORE), on_core(ROUTER_CORE):
             pass
     except OSError as e:
         raise SystemExit("bench-router needs two cores: one for the router, one for the workers and the load") from e
     for name in names:
-        if name not in (OURS, DIRECT, *PEER_POLICIES):
+        if name not in (OURS, OURS_BY_TEXT, DIRECT, *PEER_POLICIES):
             raise SystemExit(f"--only {name!r}: there is no such router")
     machine = describe_machine()
     with Bench(args.tree.resolve(), args.flags.split(), args.kb) as bench:
@@ -180,7 +185,7 @@ class Bench:
             checks: dict[str, Any] = {}
             if bridges is not None and isinstance(router, Warmwatch):
                 sent += int(sum(cell["sent"] for cell in found.values()))
-                checks = self._check(router, bridges, sent)
+                checks = self._check(router, bridges, sent, by_text=name == OURS_BY_TEXT)
             version = self._version(name)
             return Run(version, router.command.replace(str(folder), "DIR"), found, router.server.peak_rss_mb(), others_cores, checks)
 
@@ -213,13 +218,13 @@ class Bench:
     @contextmanager
     def _router(self, name: str, folder: Path) -> Iterator[tuple[Peer | Warmwatch, BridgeStandIn | None]]:
         with ExitStack() as stack:
-            if name != OURS:
+            if name not in (OURS, OURS_BY_TEXT):
                 peer, policy = name.split()
                 router = Peer(peer, policy, self._python, self._workers.addresses, self._first_body, folder)
                 stack.callback(router.stop)
                 yield router, None
                 return
-            ours = Warmwatch(self._workers.addresses, folder, self._tree, self._flags)
+            ours = Warmwatch(self._workers.addresses, folder, self._tree, [*self._flags, *(BY_TEXT if name == OURS_BY_TEXT else ())])
             stack.callback(ours.stop)
             bridges = BridgeStandIn(ours.stream, ours.key_file)
             stack.callback(bridges.stop)
@@ -268,7 +273,7 @@ class Bench:
         self._fresh += 1
         return self._fresh
 
-    def _check(self, router: Warmwatch, bridges: BridgeStandIn, sent: int) -> dict[str, Any]:
+    def _check(self, router: Warmwatch, bridges: BridgeStandIn, sent: int, by_text: bool) -> dict[str, Any]:
         """That our router did the whole of its work: exact tokens, the prefix known, every request recorded. Raises SystemExit."""
         body = self._prompts[self._sizes[-1]].read_text().partition("\n")[0].encode()
         self._workers.answer_in(BURST_WRITES, 0)
@@ -286,13 +291,14 @@ class Bench:
             "internal_errors": metrics.get("warmwatch_router_internal_errors_total", 0.0),
             "predicted_cached_tokens_of_the_largest_prompt": int(headers.get("x-warmwatch-predicted-cached-tokens", -1)),
         }
-        if checks["internal_errors"] or checks["predicted_cached_tokens_of_the_largest_prompt"] <= 0 or written["decisions"] == 0:
+        no_forecast = checks["predicted_cached_tokens_of_the_largest_prompt"] <= 0
+        if checks["internal_errors"] or no_forecast != by_text or written["decisions"] == 0:
             raise SystemExit(f"our router did not do all of its work: {checks}\n{router.server.output()[-3000:]}")
         say(f"  {checks}")
         return checks
 
     def _version(self, name: str) -> str:
-        if name == OURS:
+        if name in (OURS, OURS_BY_TEXT):
             return str(describe_machine()["commit"])
         code = f"from importlib.metadata import version; print(version({name.split()[0]!r}))"
         return subprocess.run([str(self._python), "-c", code], capture_output=True, text=True, check=True).stdout.strip()
@@ -371,16 +377,17 @@ def summary(runs: dict[str, list[Run]], repeats: int, seconds: float) -> dict[st
         "routers": routers,
         "ratios_to_prefix_aware_peers": ratios(routers, [name for name in PEER_POLICIES if "cache_aware" in name]),
         "ratios_to_all_peers": ratios(routers, PEER_POLICIES),
+        "ratios_by_text_to_prefix_aware_peers": ratios(routers, [name for name in PEER_POLICIES if "cache_aware" in name], OURS_BY_TEXT),
     }
 
 
-def ratios(routers: dict[str, Any], of: Sequence[str]) -> dict[str, Any]:
-    """Ours against the best of these in each cell: above 1 is better for ours."""
-    peers = {name: r["cells"] for name, r in routers.items() if name in of}
-    if OURS not in routers or not peers:
+def ratios(routers: dict[str, Any], of: Sequence[str], name: str = OURS) -> dict[str, Any]:
+    """Ours (name) against the best of these in each cell: above 1 is better for ours."""
+    peers = {peer: r["cells"] for peer, r in routers.items() if peer in of}
+    if name not in routers or not peers:
         return {}
     found = {}
-    for cell, ours in routers[OURS]["cells"].items():
+    for cell, ours in routers[name]["cells"].items():
         fastest = max(c[cell]["requests_per_s"] for c in peers.values())
         soonest = min(c[cell]["ttfb_p50_us"] for c in peers.values())
         cheapest = min(c[cell]["cpu_us_per_request"] for c in peers.values())
@@ -413,11 +420,15 @@ def table(result: dict[str, Any]) -> str:
                 f"  {name:28} {v['requests_per_s']:8,.0f} {v['ttfb_p50_us']:9,.0f} {v['ttfb_p99_us']:8,.0f}"
                 f" {added[0]:>10} {added[1]:>8} {cpu:>7}" + (f"  {v['errors']:.0f} ERRORS" if v["errors"] else "")
             )
-        for text, key in (("prefix-aware", "ratios_to_prefix_aware_peers"), ("any", "ratios_to_all_peers")):
+        for text, key in (
+            ("ours to best peer, prefix-aware", "ratios_to_prefix_aware_peers"),
+            ("ours to best peer, any", "ratios_to_all_peers"),
+            ("by text to best, prefix-aware", "ratios_by_text_to_prefix_aware_peers"),
+        ):
             if cell in result[key]:
                 r = result[key][cell]
                 rate, ttfb, cpu = (f"{r[k]:.2f}x" for k in ("requests_per_s", "ttfb_p50", "cpu"))
-                lines.append(f"  {'ours to best peer, ' + text:30} {rate:>6} {ttfb:>9} {'':8} {'':10} {'':8} {cpu:>7}")
+                lines.append(f"  {text:31} {rate:>6} {ttfb:>9} {'':8} {'':10} {'':8} {cpu:>7}")
     return "\n".join(lines)
 
 
