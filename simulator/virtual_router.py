@@ -18,7 +18,8 @@ from router.index.prefix_index import TRUST_CODES, PrefixIndex
 from router.policy.choice import Policy
 from router.policy.cost import Coefficients, Rates, Situation, most_cached_tokens, table_of, terms
 from router.policy.policies import POLICIES
-from schemas.block_hash import U32, U64
+from router.records.content import RecentPrompts
+from schemas.block_hash import U64
 from schemas.content import Content, described
 from schemas.kv_events import KvBatch, WorkerId
 from schemas.requests import pack_hashes, pack_lengths
@@ -27,8 +28,6 @@ from simulator.timing import StepCost
 
 LISTED = 8
 """Candidates in a decision: the chosen one and the best others by cost, and one more that holds the longest prefix."""
-RECENT_PROMPTS = 8
-"""Of a template or route, to tell how much a prompt shares with them."""
 _TRUST = tuple(t.value for t in TRUST_CODES)
 
 
@@ -73,7 +72,7 @@ class VirtualRouter:
         self._slots: list[int] = []
         self._keys: U64 = np.zeros(0, np.uint64)
         self._rates = table_of([])
-        self._recent: dict[str, deque[U32]] = {}
+        self._recent = RecentPrompts()
         self._policy: Policy
         self.use(policy)
 
@@ -168,23 +167,10 @@ class VirtualRouter:
             fields |= {
                 "namespace": content.namespace, "content_from": first, "content": pack_hashes(content.fingerprints),
                 "chunks": pack_hashes(content.chunks), "chunk_tokens": pack_lengths(content.chunk_tokens),
-                "shared_tokens": self._shared_tokens(ask),
+                "shared_tokens": self._recent.shared((self._pool, ask.template or ask.route), ask.session_id, ask.tokens),
             }  # fmt: skip
         clock = None if slot.epoch is None or slot.seq is None else (slot.epoch, slot.seq)
         return Sent(who, fields, clock, content)
-
-    def _shared_tokens(self, ask: Ask) -> int | None:
-        """With the recent prompt of its template or route that it has most in common with; remembers it."""
-        assert ask.tokens is not None
-        recent = self._recent.setdefault(ask.template or ask.route, deque(maxlen=RECENT_PROMPTS))
-        most = None
-        for other in recent:
-            n = min(len(other), len(ask.tokens))
-            differ = np.flatnonzero(other[:n] != ask.tokens[:n])
-            if len(differ):
-                most = max(most or 0, int(differ[0]))
-        recent.append(ask.tokens)
-        return most
 
     def first_token(self, request_id: str) -> None:
         flight = self._flights[request_id]
