@@ -17,7 +17,7 @@ Tiers are taken to be inclusive (what lies on the GPU lies below as well), so GP
 
 State is a function of `take` and `close` alone; capacities only pick the points that are read.
 
-Memory: `tracked_blocks` a pool and as many for all its workers together, each at most 49 bytes, and a quarter more of them before some
+Memory: `tracked_blocks` a pool and as many for all its workers together, each at most 49 bytes, and up to 45 % more of them before some
 are forgotten: at the default 72 MB for a pool and about as much for its workers; and histograms (reuse_histogram.py). A cache idle for a
 day is forgotten; so is the one idle longest when there are more than MAX_POOLS pools or MAX_WORKERS ranks in one.
 """

@@ -148,7 +148,7 @@ def test_beyond_the_budget_it_is_exact_as_far_as_it_says(seed: int) -> None:
         exact += ~curve.sampled
         assert not curve.sampled[capacities <= budget // 2].any()
         assert np.array_equal(curve.blocks[~curve.sampled], hits[~curve.sampled])
-        assert distances.blocks <= 1.25 * budget + len(chain)
+        assert distances.blocks <= 1.45 * budget + len(chain)
     assert distances.weight > 1
     assert exact[-1] < len(chains)
 
@@ -328,7 +328,7 @@ def test_workers_share_one_budget_and_idle_ones_give_theirs_back() -> None:
     assert curves.held_bytes() < 3 * 8192 * 50 + 4 * 64 * 40_000
     held = {worker: c.distances.blocks for (worker, _), c in curves._pools["p"].ranks.items()}
     assert set(held) == {"old", *(f"w{i}" for i in range(8))}
-    assert sum(blocks for worker, blocks in held.items() if worker != "old") <= 1.25 * 8192 + 8 * 64
+    assert sum(blocks for worker, blocks in held.items() if worker != "old") <= 1.45 * 8192 + 8 * 64
     curves.close(100 * 60.0 + 86_400)
     assert "old" not in curves._pools["p"].ranks
     assert {c.distances.budget for c in curves._pools["p"].ranks.values()} == {1024}
