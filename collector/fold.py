@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from collector.analytics.attributed import Attributed
 from collector.analytics.lives import Lives
 from collector.attribution import told
 from collector.attribution.dispatch import Contents, Dispatch, Dispatches
+from collector.attribution.flights import Flight, Span
 from collector.attribution.moments import TOLD, Running, assign, event_time_s, look
 from collector.attribution.times import Uses
 from collector.attribution.told import Costs, NoCosts
@@ -104,6 +105,7 @@ class Fold:
         self._dispatches = Dispatches(residency, contents)
         self._undispatched: dict[str, Request] = {}
         self._looked_s = -np.inf
+        self._kept_spans: dict[str, list[list[Any]]] = {}
         self._preempted: dict[WorkerId, deque[tuple[float, float]]] = {}
         self._lateness_s = lateness_s
         self._tolerance_s = clock_tolerance_s
@@ -453,8 +455,7 @@ class Fold:
 
     @staticmethod
     def _tellable(r: Request) -> bool:
-        o = r.outcome
-        return r.running is not None and o is not None and o.error is None and o.status is not None and o.status < 400
+        return r.running is not None and told.has_prefilled(r)
 
     # attribution
 
@@ -488,9 +489,31 @@ class Fold:
             for r in ready:
                 if r.dispatch is not None:
                     r.dispatch.content = None
+                    self._take_over_spans(r)
         if before_s < np.inf:
             waiting = (r.dispatch.started_s for r in self._undispatched.values() if r.dispatch is not None)
             self._dispatches.flights.forget(min(before_s, min(waiting, default=np.inf)))
+
+    def spans(self) -> dict[str, list[list[Any]]]:
+        """Who was computing the same blocks as each open request, for `restore`: after a restart those that are closed are not known."""
+        return {
+            r.request_id: [[s.start, s.end, s.flight.request_id, *_plain(s.flight)] for s in spans]
+            for r in self.join.open.values()
+            if r.dispatch is not None and r.dispatch.result is not None and (spans := r.dispatch.result.spans)
+        }
+
+    def _take_over_spans(self, r: Request) -> None:
+        known = self._kept_spans.pop(r.request_id, None)
+        if known is None or r.dispatch is None or r.dispatch.result is None:
+            return
+        spans = []
+        for start, end, request_id, started_s, numbers, ended_s, failed in known:
+            other = self.join.open.get(request_id)
+            flight = None if other is None or other.dispatch is None else other.dispatch.flight
+            if flight is None:
+                flight = Flight(request_id, started_s, -1, tuple(numbers), ended_s=np.inf if ended_s is None else ended_s, failed=failed)
+            spans.append(Span(start, end, flight))
+        r.dispatch.result = replace(r.dispatch.result, spans=tuple(spans))
 
     def _attribute(self, r: Request, untold: str) -> None:
         """untold: why events do not tell it."""
@@ -620,9 +643,12 @@ class Fold:
         self._rows, self._tables, self._dead_bytes = {}, [], 0
         self.loads_changed = False
 
-    def restore(self, counters: Mapping[str, int], loads: Sequence[Mapping[str, Any]]) -> None:
+    def restore(
+        self, counters: Mapping[str, int], loads: Sequence[Mapping[str, Any]], spans: Mapping[str, list[list[Any]]] | None = None
+    ) -> None:
         """What each commit stored of the small state. After `load`, so that workers keep their numbers."""
         self.counters.update(counters)
+        self._kept_spans = dict(spans or {})
         for raw in loads:
             load = WorkerLoad.model_validate(raw)
             who = WorkerId(load.pool, load.worker, load.rank)
@@ -640,8 +666,13 @@ class Fold:
         """State of the KV side, to be `load`ed after a restart and brought up to date by reading again."""
         oldest = min((q.running.started_s for q in self.join.open.values() if q.running is not None), default=np.inf)
         newest = float(self.residency.workers["last_time_s"][: len(self.workers)].max(initial=0.0))
-        saved = self.residency.save(min(oldest, newest - 30.0))
+        since_s = min(oldest, newest - 30.0)
+        saved = self.residency.save(since_s)
+        first = int(saved["heads"][0]) - len(saved["ring"])
+        claims = [c for r in self.join.open.values() if r.running is not None for c in (r.running.own, r.running.decode) if c is not None]
+        saved["ring"]["taken"][[at - first for _, at in claims if at >= first]] = 0  # open requests claim their stores again
         about = {
+            "since_s": since_s,
             "workers": [[w.pool, w.worker, w.rank] for w in self.workers],
             "epochs": [[n, e] for n, e in self._epochs.items()],
             "partitions": [[n, *p] for n, p in self._partition.items()],
@@ -657,8 +688,14 @@ class Fold:
             self.lives.load(lives)
         for number, who in enumerate(about["workers"]):
             self._register(WorkerId(*who), number)
+        if "since_s" in about and len(saved["ring"]) <= len(self.residency.ring):
+            self._dispatches.news.known_since(self.residency, about["since_s"])
         self._epochs = dict(about["epochs"])
         self._partition = {n: (t, p) for n, t, p in about["partitions"]}
+
+
+def _plain(f: Flight) -> tuple[float, list[int], float | None, bool]:
+    return f.started_s, list(f.numbers), None if f.ended_s == np.inf else f.ended_s, f.failed
 
 
 def _timeless(batch: Unpacked) -> list[int]:

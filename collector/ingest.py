@@ -163,7 +163,7 @@ class Collector:
         self._replay_after = int(self._checkpoint.get("number", 0))
         sweep_checkpoints(self._checkpoints_dir, name if isinstance(name, str) else None)
         fold.rollups.restore({name: self._state.live(f"live_{name}") for name in LIVE_COLUMNS})
-        fold.restore(self._state.meta("counters", {}), self._state.meta("loads", []))
+        fold.restore(self._state.meta("counters", {}), self._state.meta("loads", []), self._state.meta("spans", {}))
         for start in fold.rollups.workers:
             self._live_tables[start] = fold.rollups.rows(start)
         recent: list[pa.Table] = []
@@ -301,7 +301,7 @@ class Collector:
         self._at_step("segments written")
         # 2. the transaction
         live = sorted(fold.rollups.dirty | set(closing))
-        meta: dict[str, object] = {"counters": dict(fold.counters)}
+        meta: dict[str, object] = {"counters": dict(fold.counters), "spans": fold.spans()}
         checkpoint = self._upkeep.take_saved()
         if checkpoint is not None:
             meta["checkpoint"] = checkpoint

@@ -94,7 +94,7 @@ class Dispatches:
         for d in order:
             pool = self._pools.setdefault(d.decision.pool, len(self._pools))
             if d.numbers and len(d.chain):
-                d.flight = self.flights.begin(d.started_s, pool, d.numbers, d.chain)
+                d.flight = self.flights.begin(d.decision.request_id, d.started_s, pool, d.numbers, d.chain)
                 self.landed(d)
             if d.content is not None and self._contents is not None:
                 self._contents.register(d.first_s, d.decision.pool, d.content)

@@ -42,10 +42,14 @@ ROW = np.dtype(
 """first: lowest number of the ranks that it may be on; -1: the row is free."""
 
 
+MOST_SPANS = 32
+
+
 @dataclass(slots=True, eq=False)
 class Flight:
     """One dispatch. numbers: of the ranks that it may be on."""
 
+    request_id: str
     started_s: float
     pool: int
     numbers: tuple[int, ...]
@@ -78,9 +82,9 @@ class Flights:
     def __len__(self) -> int:
         return len(self._flights) - len(self._free)
 
-    def begin(self, started_s: float, pool: int, numbers: tuple[int, ...], chain: U64) -> Flight:
+    def begin(self, request_id: str, started_s: float, pool: int, numbers: tuple[int, ...], chain: U64) -> Flight:
         """numbers must not be empty."""
-        flight = Flight(started_s, pool, numbers)
+        flight = Flight(request_id, started_s, pool, numbers)
         if not self._free:
             n = len(self._rows)
             self._rows = np.concatenate([self._rows, np.zeros(n, ROW)])
@@ -127,7 +131,7 @@ class Flights:
         """What others were computing of `chain` when `flight`, its own dispatch, was made.
 
         held: blocks of the chain's prefix that each worker number held then, i64, shape (workers,); below 0: not known, and then nobody is
-        said to compute there.
+        said to compute there. Of very many, the `MOST_SPANS` that reach farthest.
         """
         out = np.empty((len(self._rows), 3), np.int64)
         n = _computing(self._rows, self._blocks, flight.started_s, flight.pool, flight.row, chain, held, out)
@@ -139,7 +143,7 @@ class Flights:
                 start = max((int(held[m]) for m in other.numbers if m < len(held)), default=-1)
             if 0 <= start < end and not other.failed:
                 spans.append(Span(start, end, other))
-        return spans
+        return sorted(spans, key=lambda s: -s.end)[:MOST_SPANS]
 
     def held_bytes(self) -> int:
         return self._blocks.nbytes + self._rows.nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ import pytest
 
 from collector.analytics.attributed import Attributed
 from collector.analytics.content_index import ContentIndex
-from collector.fold import Fold
+from collector.fold import Again, Fold
 from collector.residency import Residency
 from schemas.causes import Cause
 from schemas.kv_events import encode
@@ -28,31 +29,50 @@ def records(fleet: Fleet) -> Iterator[tuple[float, str, bytes]]:
     return iter(sorted(out, key=lambda r: r[0]))
 
 
-def told(fleet: Fleet, seed: int) -> tuple[dict[str, Attributed], Fold]:
-    """Fed in slices of random length, each told as far as time has come."""
+def told(fleet: Fleet, seed: int, restarts: float = 0.0) -> tuple[dict[str, Attributed], Fold]:
+    """Fed in slices of random length, each told as far as time has come, now and then with a restart."""
     rng = random.Random(seed)
-    fold = Fold(Residency(1 << 12, 1 << 14, 256), lateness_s=0.1, contents=ContentIndex())
-    offset, out = 0, []
+    contents = ContentIndex()
+    fold = Fold(Residency(1 << 12, 1 << 14, 256), lateness_s=0.1, contents=contents)
+    offset, out, taken = 0, [], []
     todo = list(records(fleet))
     while todo:
         n = rng.randint(1, 40)
         part, todo = todo[:n], todo[n:]
         for time_s, topic, value in part:
             offset += 1
-            fold.take((topic, 0), topic, [StoredRecord(offset, int(time_s * 1000), b"k", value, ())], time_s)
+            taken.append((topic, StoredRecord(offset, int(time_s * 1000), b"k", value, ())))
+            fold.take((topic, 0), topic, [taken[-1][1]], time_s)
         if rng.random() < 0.7:
             fold.settle(part[-1][0], part[-1][0], part[-1][0])
             out += fold.take_told()
+            if rng.random() < restarts:
+                fold = restarted(fold, contents, taken)
     for more_s in (1.0, 100.0):
         fold.settle(fleet.end_s + more_s, fleet.end_s + more_s, fleet.end_s + more_s)
     out += fold.take_told()
     return {a.request_id: a for a in out}, fold
 
 
-@pytest.mark.parametrize("seed", range(16))
-def test_the_cause_of_every_token_is_the_one_that_full_knowledge_tells(seed: int) -> None:
+def restarted(fold: Fold, contents: ContentIndex, taken: list[tuple[str, StoredRecord]]) -> Fold:
+    """The same again, as after a crash just after a commit: small state, cache state, and the records of open requests read again."""
+    waiting = fold.join.waiting()
+    fresh = Fold(Residency(1 << 12, 1 << 14, 256), lateness_s=0.1, contents=contents)
+    fresh.load(fold.save())
+    fresh.restore(fold.counters, [], json.loads(json.dumps(fold.spans())))
+    for name in (DECISIONS, OUTCOMES):
+        open_ = {x >> 1: bool(x & 1) for x in waiting.get((name, 0), [])}
+        before = max((r.offset for topic, r in taken if topic == name), default=0) + 1
+        fresh.again[name, 0] = Again(before, open_)
+        fresh.take((name, 0), name, [r for topic, r in taken if topic == name and r.offset in open_], 0.0)
+        del fresh.again[name, 0]
+    return fresh
+
+
+@pytest.mark.parametrize(("seed", "restarts"), [(i, 0.0) for i in range(12)] + [(i, 0.3) for i in range(12, 18)])
+def test_the_cause_of_every_token_is_the_one_that_full_knowledge_tells(seed: int, restarts: float) -> None:
     fleet = Fleet(seed)
-    found, _ = told(fleet, seed)
+    found, _ = told(fleet, seed, restarts)
     twin = Twin(fleet)
     for asked in fleet.asked:
         one = found[asked.decision.request_id]
