@@ -38,6 +38,7 @@ __all__ = ["ContentIndex", "Divergence", "Known", "Told", "bin_of"]
 
 KINDS, OPEN_WINDOWS = 1024, 3
 _ID_CHARACTERS = 256
+_DIVERGED = int(Cause.DIVERGED)
 _BYTES_A_BIN, _BYTES_A_KIND = 500, 1000  # Python's own objects, about
 
 Kind = tuple[str | None, str | None, str | None, str | None, str | None]
@@ -86,9 +87,12 @@ class Divergence:
                 counts = kinds[kind] = _Counts(0, 0, {})
             counts.requests += 1
             counts.prompt_tokens += r.prompt_tokens
-            mine = r.run_causes == Cause.DIVERGED
-            tokens = int(r.run_tokens[mine].sum())
-            if not tokens:
+            causes = r.run_causes.tobytes()
+            if _DIVERGED not in causes:
+                continue
+            runs = zip(causes, r.run_tokens.tolist(), r.run_seconds.tolist(), strict=True)
+            mine = [(n, run_s) for cause, n, run_s in runs if cause == _DIVERGED and n]
+            if not mine:
                 continue
             first = -1 if r.diverged_at is None else bin_of(r.diverged_at)[0]
             found = counts.bins.get(first)
@@ -97,8 +101,8 @@ class Divergence:
             if found.depth != r.diverged_at:
                 found.depth = None
             found.requests += 1
-            found.tokens += tokens
-            found.lost_s += float(r.run_seconds[mine].sum())
+            found.tokens += sum(n for n, _ in mine)
+            found.lost_s += sum(run_s for _, run_s in mine)
             found.example = r.request_id[:_ID_CHARACTERS]
 
     def live(self) -> Mapping[str, Rows]:
