@@ -97,7 +97,7 @@ class Loss:
             self.regret_tokens,
             self.regret_s,
             None if math.isnan(lost_s) else lost_s,
-            None if math.isnan(avoidable_s) else avoidable_s,
+            None if self.hit_tokens is None or math.isnan(avoidable_s) else avoidable_s,
             self.trust,
             self.reason,
         )
@@ -134,7 +134,7 @@ def tell_untold(r: Request, reason: str, costs: Costs, trust: str | None = None)
     unexplained = Cause.UNEXPLAINED in causes.run_causes
     nothing = np.full(len(chain), np.nan, np.float32)
     return Loss(
-        hit, causes, _seconds(r, causes, costs), _prefill_s(r), nothing, nothing, chain, trust,
+        hit, causes, _seconds(r, hit, causes, costs), _prefill_s(r), nothing, nothing, chain, trust,
         (NOT_REPORTED if hit is None else reason) if unexplained else None,
     )  # fmt: skip
 
@@ -192,7 +192,7 @@ def tell_told(r: Request, look: Look, has_clock: bool, state: Residency, uses: U
             max(gains, default=None),
         )  # fmt: skip
     return Loss(
-        hit, causes, _seconds(r, causes, costs), look.moment_s,
+        hit, causes, _seconds(r, hit, causes, costs), look.moment_s,
         gone_s.astype(np.float32), idle_s.astype(np.float32), chain,
         str(Trust.EXACT), _reason(r, facts, causes, preempted),
         None if at.ideal < 0 else min(at.ideal, most) * size,
@@ -247,7 +247,10 @@ def _prefill_s(r: Request) -> float:
     return r.outcome.time_s if started_s is None or ttft_s is None else started_s + ttft_s
 
 
-def _seconds(r: Request, causes: Causes, costs: Costs) -> F64:
+def _seconds(r: Request, hit: int | None, causes: Causes, costs: Costs) -> F64:
+    """NaN of all, too, when it is not known what was computed."""
+    if hit is None:
+        return np.full(len(causes.run_causes), np.nan)
     pool, worker = r.worker
     who = r.decision or r.outcome
     return costs.run_seconds(pool or "", worker or "", (who and who.model) or "", causes.run_causes, causes.run_tokens)
