@@ -58,7 +58,7 @@ class Core:
             "uses": fold.uses,
             "costs": costs,
             "divergence": Divergence(),
-            "reuse": ReuseCurves(lambda pool, worker: capacity(fold, pool, worker)),
+            "reuse": ReuseCurves(lambda pool, worker: capacity(fold, pool, worker), s.reuse_blocks),
             "pressure": pressure,
             "hotspots": Hotspots(lambda prefix: holders(fold.residency, fold.workers, prefix)),
         }

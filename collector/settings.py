@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from collector.analytics.cost import CostModel, CostRules, hardware_in
+from collector.analytics.reuse import MAX_TRACKED, MIN_SHARE, TRACKED_BLOCKS
 from schemas.fleet import load_fleet
 from schemas.settings import Settings
 
@@ -69,6 +70,13 @@ class CollectorSettings(Settings):
     )
     content_entries: int = Field(
         2_000_000, ge=1000, description="pieces of prompt text known as seen, to tell what diverged from what is new; about 40 bytes each"
+    )
+    reuse_blocks: int = Field(
+        TRACKED_BLOCKS,
+        ge=MIN_SHARE,
+        le=MAX_TRACKED,
+        description="blocks that reuse curves follow in each pool, and again among all its workers, 24 to 49 bytes each; exact to half of "
+        "that, sampled beyond",
     )
     checkpoint_blocks: int = Field(4_000_000, ge=1, description="block events after which the cache state is saved anew")
     checkpoint_interval_s: float = Field(300.0, gt=0, description="seconds after which it is saved anew if anything changed")

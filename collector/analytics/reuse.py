@@ -42,6 +42,7 @@ Capacity = Callable[[str, str | None], Mapping[str, int] | None]
 """(pool, worker; None: the whole pool) -> usable blocks by tier, the nearest tier first; None: not known."""
 
 TRACKED_BLOCKS = 2_000_000
+MAX_TRACKED = 100_000_000  # positions are 32 bits
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 GRID: I64 = np.round(2.0 ** (8 + np.arange(24) * 2 / 3)).astype(np.int64)
 """Capacities for drawing, blocks: 256 to 10.6 M. The same in every window, so that windows can be added up."""
@@ -83,8 +84,8 @@ class ReuseCurves:
     tables = ("reuse_curves",)
 
     def __init__(self, capacity: Capacity, tracked_blocks: int = TRACKED_BLOCKS) -> None:
-        if tracked_blocks < MIN_SHARE:
-            raise ValueError(f"tracked_blocks must be at least {MIN_SHARE}, got {tracked_blocks}")
+        if not MIN_SHARE <= tracked_blocks <= MAX_TRACKED:
+            raise ValueError(f"tracked_blocks must be {MIN_SHARE} to {MAX_TRACKED}, got {tracked_blocks}")
         self._capacity = capacity
         self._budget = tracked_blocks
         self._scratch = Scratch()

@@ -335,7 +335,7 @@ def test_workers_share_one_budget_and_idle_ones_give_theirs_back() -> None:
 
 
 def test_a_budget_that_is_too_small_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="tracked_blocks must be at least 256"):
+    with pytest.raises(ValueError, match="tracked_blocks must be 256 to"):
         ReuseCurves(unknown, 100)
 
 
