@@ -34,6 +34,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from collector.analytics.distinct import mix
 from schemas.block_hash import U32, U64
 from schemas.content import Content
 
@@ -194,34 +195,25 @@ def _microseconds(time_s: float) -> np.uint64:
     return np.uint64(round(min(max(time_s, 0.0), 1e12) * 1e6))
 
 
-@numba.njit(cache=True, inline="always")
-def _mix(x):  # type: ignore[no-untyped-def]
-    """The finisher of splitmix64 (Steele, Lea, Flood 2014), never 0."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return x if x != 0 else np.uint64(1)
-
-
 @numba.njit(cache=True)
 def _mixed(blocks, chunks, salt):  # type: ignore[no-untyped-def]
     n = len(blocks)
     out = np.empty(n + len(chunks), np.uint64)
     for i in range(n):
-        out[i] = _mix(blocks[i] ^ salt)
+        out[i] = mix(blocks[i] ^ salt)
     for i in range(len(chunks)):
-        out[n + i] = _mix(chunks[i] ^ salt)
+        out[n + i] = mix(chunks[i] ^ salt)
     return out
 
 
 @numba.njit(cache=True, inline="always")
 def _in_namespace(piece, namespace):  # type: ignore[no-untyped-def]
-    return _mix(piece ^ (np.uint64(namespace) | np.uint64(1 << 32)))
+    return mix(piece ^ (np.uint64(namespace) | np.uint64(1 << 32)))
 
 
 @numba.njit(cache=True, inline="always")
 def _elsewhere(piece):  # type: ignore[no-untyped-def]
-    return _mix(piece ^ np.uint64(1 << 33))
+    return mix(piece ^ np.uint64(1 << 33))
 
 
 @numba.njit(cache=True)
