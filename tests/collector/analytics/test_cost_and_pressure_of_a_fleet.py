@@ -16,6 +16,8 @@ from collector.analytics.cost import CostModel
 from collector.analytics.lives import Lives
 from collector.analytics.pressure import Budgets, Pressure
 from collector.residency import Tally
+from collector.store.columns import from_rows
+from collector.store.publish import SCHEMAS
 from schemas.kv_events import Kind, KvBatch, Unpacked, WorkerId, encode, unpack
 from schemas.tables.losses import PRESSURE
 from simulator.agents import AgentTraffic
@@ -58,6 +60,7 @@ def test_the_cost_of_a_simulated_fleet_is_found_from_what_its_outcomes_tell(
 ) -> None:
     model = CostModel()
     model.take([r if by_engine else replace(r, engine_ttft_s=None) for r in played.told.values()])
+    assert from_rows(SCHEMAS["cost_models"], model.live()["cost_models"])["source"].to_pylist() == [source]
     found, truth = model.coefficients("sim", "w0", "sim"), EngineSpec().cost
     assert found is not None
     assert found.source == source
@@ -74,6 +77,7 @@ def test_pressure_of_a_simulated_fleet_is_that_of_its_prompts_and_events(played:
     p = Pressure(played.lives, played.fold.workers)
     p.take(list(played.told.values()))
     p.hold(held_now(played.fold.residency, played.fold.workers, played.fold.loads))
+    assert from_rows(SCHEMAS["pressure"], p.live()["pressure"]).num_rows == len(p.live()["pressure"]), "as the contract's types"
     rows = [dict(zip([c.name for c in PRESSURE.columns], row, strict=True)) for row in p.live()["pressure"]]
     pools = [r for r in rows if r["worker"] is None]
     assert sum(r["removed_sample"] for r in pools) == played.removals > 1000
