@@ -100,8 +100,16 @@ def content_chunks(key: HashKey, tokens: U32, first_token: int = 0) -> tuple[U64
     k0, k1, seed = _chunk_keys(key)
     most = (len(tokens) - first_token) // MIN_TOKENS + 1
     names, lengths = np.empty(most, np.uint64), np.empty(most, np.uint16)
-    n = _chunks(k0, k1, seed, np.require(tokens, np.uint32, ["C", "W"]), first_token, names, lengths)
+    n = _chunks(k0, k1, seed, plain_ids(tokens), first_token, names, lengths)
     return names[:n], lengths[:n]
+
+
+def plain_ids(tokens: U32) -> U32:
+    """As kernels with a fixed signature take them: u32, contiguous, writeable. The same array where it is so already."""
+    flags = tokens.flags
+    if flags.c_contiguous and flags.writeable and tokens.dtype == np.uint32:
+        return tokens
+    return np.require(tokens, np.uint32, ["C", "W"])
 
 
 @functools.lru_cache(maxsize=4096)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from router.prompts.prompt import Prompt
 from schemas.block_hash import U32, HashKey
-from schemas.content import described
+from schemas.content import described, plain_ids
 from schemas.requests import pack_hashes, pack_lengths
 
 SNIPPET_CHARACTERS = 200
@@ -68,7 +68,7 @@ class RecentPrompts:
                 self._kinds.popitem(last=False)
         else:
             self._kinds.move_to_end(kind)
-        ids = np.require(ids[:KEPT_TOKENS], np.uint32, ["C", "W"])
+        ids = plain_ids(ids[:KEPT_TOKENS])
         longest, differs, continues = _common(kept.tokens, kept.lengths, ids, kept.common)
         kept.keep(ids, session, continues)
         return int(longest) if differs else None

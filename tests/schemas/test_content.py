@@ -138,3 +138,12 @@ def test_what_a_decision_describes_is_read_back_whole():
     assert read.fingerprints.tolist() == content_fingerprints(KEY, tokens, 16)[10:].tolist()
     assert list(zip(read.chunks.tolist(), read.chunk_tokens.tolist(), strict=True)) == naive_chunks(KEY, tokens.tolist(), 160)
     assert content_of(record.model_copy(update={"content_from": None})) is None
+
+
+def test_arrays_of_another_kind_give_the_same_chunks():
+    tokens = np.array(words(8, 400), np.uint32)
+    frozen = tokens.copy()
+    frozen.flags.writeable = False
+    for same in (frozen, tokens.astype(np.int64), np.repeat(tokens, 2)[::2], tokens.tolist()):
+        names, lengths = content_chunks(KEY, np.asarray(same), 7)
+        assert list(zip(names.tolist(), lengths.tolist(), strict=True)) == chunks(tokens.tolist(), 7)
