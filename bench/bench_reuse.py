@@ -42,6 +42,7 @@ class Trace:
     name: str
     requests: Callable[[], Iterator[tuple[float, U64]]]
     budgets: tuple[int, ...]
+    samples: int
 
 
 def main() -> None:
@@ -149,35 +150,41 @@ def _beyond(t: Trace) -> dict[str, Any]:
     truth = {start: histogram.curve(CAPACITIES).blocks for start, histogram in exact.items()}
     out: dict[str, Any] = {}
     for budget in t.budgets:
-        curves = {start: histogram.curve(CAPACITIES) for start, histogram in _windows(t, budget)[0].items()}
-        off = np.array([c.blocks - truth[start] for start, c in curves.items()])
-        columns = np.array([c.error_blocks for c in curves.values()])
-        beyond = np.array([c.sampled for c in curves.values()])
-        whole = np.abs(off.sum(axis=0))[beyond.any(axis=0)] / blocks
+        means, largest, columns, within = [], [], [], []
+        for sample in range(t.samples):
+            curves = {start: histogram.curve(CAPACITIES) for start, histogram in _windows(t, budget, sample)[0].items()}
+            off = np.array([c.blocks - truth[start] for start, c in curves.items()])
+            column = np.array([c.error_blocks for c in curves.values()])
+            beyond = np.array([c.sampled for c in curves.values()])
+            whole = np.abs(off.sum(axis=0))[beyond.any(axis=0)] / blocks
+            means.append(whole.mean())
+            largest.append(whole.max())
+            columns.append(column.sum(axis=0)[beyond.any(axis=0)].mean() / blocks)
+            within.append(np.mean((np.abs(off) <= column)[beyond]))
         out[str(budget)] = {
-            "exact_to_blocks": budget // 2, "mean_abs_error": _round(whole.mean()), "max_abs_error": _round(whole.max()),
-            "mean_error_column": _round(columns.sum(axis=0)[beyond.any(axis=0)].mean() / blocks),
-            "windows_within_error_column": _round(np.mean((np.abs(off) <= columns)[beyond])),
+            "exact_to_blocks": budget // 2, "samples": t.samples, "mean_abs_error": _round(np.mean(means)),
+            "worst_sample_mean_abs_error": _round(max(means)), "max_abs_error": _round(max(largest)),
+            "mean_error_column": _round(np.mean(columns)), "windows_within_error_column": _round(np.mean(within)),
         }  # fmt: skip
         _say({t.name: {budget: out[str(budget)]}})
     return {"references": blocks, "windows": len(exact), "budgets": out}
 
 
-def _windows(t: Trace, budget: int) -> tuple[dict[int, ReuseHistogram], int]:
-    """Histograms of windows of 300 s, and the number of references."""
+def _windows(t: Trace, budget: int, sample: int = 0) -> tuple[dict[int, ReuseHistogram], int]:
+    """Histograms of windows of 300 s, and the number of references. Each sample gives the blocks other names."""
     windows, blocks = dict[int, ReuseHistogram](), 0
     distances = StackDistances(budget)
+    salt = np.uint64(sample << 44)
     for at_s, chain in t.requests():
-        distances.use(chain, at_s, 1, windows.setdefault(int(at_s // WINDOW_S), ReuseHistogram(NO_LIFETIMES)))
+        distances.use(chain ^ salt, at_s, 1, windows.setdefault(int(at_s // WINDOW_S), ReuseHistogram(NO_LIFETIMES)))
         blocks += len(chain)
     return windows, blocks
 
 
 def _mooncake(name: str) -> Trace:
     requests = [(r.arrival_s, r.block_ids.astype(np.uint64)) for r in mooncake(TRACES / "mooncake-fast25" / f"{name}_trace.jsonl.gz")]
-    return Trace(
-        f"mooncake_{name}", lambda: iter(requests), (1000, 5000, 20_000, 80_000) if name == "conversation" else (1000, 5000, 20_000)
-    )
+    budgets = (1000, 5000, 20_000, 80_000) if name == "conversation" else (1000, 5000, 20_000)
+    return Trace(f"mooncake_{name}", lambda: iter(requests), budgets, samples=8)
 
 
 def _fleet(sessions: list[AgentSession]) -> Trace:
@@ -192,6 +199,7 @@ def _fleet(sessions: list[AgentSession]) -> Trace:
         "claude_code_fleet",
         lambda: ((at_s, turn.block_ids(base).astype(np.uint64)) for at_s, base, turn in turns),
         (20_000, 200_000, 1_000_000),
+        samples=1,
     )
 
 
