@@ -283,7 +283,8 @@ class _Seats:
 
 @value()
 class Decided:
-    """A choice with all that it was made from. coefficients_version: of the chosen target's rates. decide_us: shadows included."""
+    """A choice with all that it was made from. coefficients_version: of the chosen target's rates. cached_tokens: of the prompt there,
+    confirmed and expected, as the engine would report it. decide_us: shadows included."""
 
     pool: PoolState
     target: Target
@@ -292,21 +293,20 @@ class Decided:
     terms: Terms
     shadows: tuple[ShadowPick, ...]
     coefficients_version: str
+    cached_tokens: int
     decide_us: float
 
     @property
     def prefill_s(self) -> float:
         return float(self.terms.prefill_s[self.target.number])
 
-    def predicted_cached_tokens(self) -> int:
-        """Confirmed and expected, as the engine would report it."""
-        return min(int(self.now.expected[self.target.number]), most_cached_tokens(self.now.prompt_tokens, self.now.block_size))
-
     def missing(self, prompt: Prompt) -> U64:
         """Blocks of the prompt that the chosen target does not hold and will, shape (blocks,); none where their names are not known."""
         if prompt.chain is None or prompt.block_size is None or prompt.source == "text":
             return np.zeros(0, np.uint64)
-        return prompt.chain[int(self.now.held[self.target.number]) // prompt.block_size :]
+        now, number = self.now, self.target.number
+        held = int(now.gpu[number]) + int(now.cpu[number]) + int(now.disk[number])
+        return prompt.chain[held // prompt.block_size :]
 
     def expected_s(self, ttl_s: float) -> float:
         """For how long they are expected: ttl_s beyond the predicted first token."""
@@ -504,6 +504,7 @@ class Pools:
         shadows = pool.shadows.picks(now, costs, choice.worker)
         return Decided(
             pool, pool.targets[choice.worker], choice, now, costs, shadows, seats.versions[choice.worker],
+            min(int(now.expected[choice.worker]), most_cached_tokens(now.prompt_tokens, now.block_size)),
             (time.perf_counter() - started) * 1e6,
         )  # fmt: skip
 
@@ -567,7 +568,7 @@ class Pools:
         the chosen target; what no engine will tell of is remembered. Call it before the flight is admitted. Returns the tickets to drop
         when it comes to nothing."""
         pool, number = decided.pool, decided.target.number
-        pool.cold.take(number, decided.now.prompt_tokens - decided.predicted_cached_tokens(), now_s)
+        pool.cold.take(number, decided.now.prompt_tokens - decided.cached_tokens, now_s)
         pool.others.sent(number, int(pool.load.in_flight[number]) + 1, decided.prefill_s, now_s)
         if prompt.chain is not None and (prompt.source == "text" or pool.tells_nothing()):
             for slot in pool.slots_of(number):

@@ -306,7 +306,7 @@ class Proxy:
             behind_s = self._pools.index.lag_s(now_s)
             exchange.decision = decision_fields(exchange, decided, prompt, self._settings.router_name, behind_s)
             self._metrics.decided(decided)
-            exchange.predicted_tokens = decided.predicted_cached_tokens() if prompt.forecasts else None
+            exchange.predicted_tokens = decided.cached_tokens if prompt.forecasts else None
         booking = Booking(self._pools, self._replicas, decided, prompt, exchange.stream is True, self._settings.expect_ttl_s, now_s)
         exchange.worker, exchange.rank, exchange.dispatched_s = target.worker, target.rank, now_s
         keeps_blocks = False
@@ -414,7 +414,7 @@ class Proxy:
         if "worker" in self._told:
             headers.append((b"x-warmwatch-worker", decided.target.worker.encode()))
         if prompt.forecasts and "predicted-cached-tokens" in self._told:
-            headers.append((b"x-warmwatch-predicted-cached-tokens", b"%d" % decided.predicted_cached_tokens()))
+            headers.append((b"x-warmwatch-predicted-cached-tokens", b"%d" % decided.cached_tokens))
         if "token-source" in self._told:
             headers.append((b"x-warmwatch-token-source", prompt.source.encode()))
         return headers

@@ -10,7 +10,7 @@ which). Who joins a pool that has nobody is not new, as the router's first fleet
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import numpy as np
 
@@ -24,15 +24,21 @@ class ColdCaps:
         """tokens_per_s 0: no cap."""
         self.tokens_per_s, self.new_s = tokens_per_s, new_s
         self._left: dict[int, tuple[float, float]] = {}  # tokens left, and when that was
+        self._no_caps: F64 = np.empty(0)
 
-    def left(self, workers: int, new: Iterable[int], now_s: float) -> F64:
-        """Tokens left by target number, shape (workers,); inf for all that are not `new`, whose buckets are forgotten."""
+    def left(self, workers: int, new: Collection[int], now_s: float) -> F64:
+        """Tokens left by target number, shape (workers,), not to be written to; inf for all that are not `new`, whose buckets are
+        forgotten."""
+        if not new or self.tokens_per_s <= 0:
+            self._left = {}
+            if len(self._no_caps) != workers:
+                self._no_caps = np.full(workers, np.inf)
+            return self._no_caps
         out = np.full(workers, np.inf)
         kept: dict[int, tuple[float, float]] = {}
-        if self.tokens_per_s > 0:
-            for target in new:
-                kept[target] = self._left.get(target, (self.tokens_per_s, now_s))
-                out[target] = self._level(kept[target], now_s)
+        for target in new:
+            kept[target] = self._left.get(target, (self.tokens_per_s, now_s))
+            out[target] = self._level(kept[target], now_s)
         self._left = kept
         return out
 

@@ -84,7 +84,7 @@ _NOT_DESCRIBED = dict.fromkeys(("namespace", "content_from", "content", "chunks"
 
 def forecast(decided: Decided, prompt: Prompt) -> int | None:
     """Cached tokens that the engine should report. None: the prefix is unknown, or there are several prompts and only one is forecast."""
-    return decided.predicted_cached_tokens() if prompt.forecasts else None
+    return decided.cached_tokens if prompt.forecasts else None
 
 
 def decision_json(fields: dict[str, Any], attempts: list[Attempt]) -> bytes:

@@ -45,4 +45,4 @@ def test_router_finds_what_the_bridge_named(fields, lora, salt):
     for asked_lora, asked_salt in {(lora, salt), (None, None), ("fix", None), (None, "s"), ("fix", "s")}:
         chain = pool.chain(IDS, asked_lora, asked_salt)
         decided = pools.decide(pool, Prompt("exact", len(IDS), len(IDS), chain, 16), set(), 0.0)
-        assert decided.predicted_cached_tokens() == (64 if (asked_lora, asked_salt) == (lora, salt) else 0)
+        assert decided.cached_tokens == (64 if (asked_lora, asked_salt) == (lora, salt) else 0)
