@@ -57,6 +57,11 @@ def unpack_lengths(packed: str) -> npt.NDArray[np.uint16]:
     return np.frombuffer(raw, "<u2")
 
 
+def _hashes_in(packed: str) -> int:
+    """How many there are in what was found to be packed hashes."""
+    return (len(packed) // 4 * 3 - packed.count("=", -2)) // 8
+
+
 def _packed_lengths(value: str) -> str:
     unpack_lengths(value)
     return value
@@ -203,9 +208,9 @@ class Decision(StreamModel):
         rest = self.prompt_tokens - self.content_from * self.block_size
         if rest < 0:
             raise ValueError(f"content_from: block {self.content_from} lies beyond the prompt's {self.prompt_tokens} tokens")
-        if (blocks := len(unpack_hashes(self.content))) != rest // self.block_size:
+        if (blocks := _hashes_in(self.content)) != rest // self.block_size:
             raise ValueError(f"content: {blocks} fingerprints for {rest // self.block_size} full blocks")
-        if (chunks := len(unpack_hashes(self.chunks))) != len(lengths := unpack_lengths(self.chunk_tokens)):
+        if (chunks := _hashes_in(self.chunks)) != len(lengths := unpack_lengths(self.chunk_tokens)):
             raise ValueError(f"chunk_tokens: {len(lengths)} lengths for {chunks} chunks")
         if (tokens := int(lengths.sum(dtype=np.int64))) != rest or not lengths.all():
             raise ValueError(f"chunk_tokens: positive lengths that add up to {rest} are expected; they add up to {tokens}")

@@ -43,6 +43,16 @@ def test_lengths_survive_packing():
     assert Decision.model_validate({**DECISION, **CONTENT}).namespace == 2**64 - 1
 
 
+@pytest.mark.parametrize("blocks", range(8))
+def test_content_of_any_length_fits_its_prompt_and_no_other(blocks):
+    content = {**CONTENT, "content_from": 0, "prompt_tokens": 16 * blocks, "content": pack_hashes(np.ones(blocks, np.uint64))}
+    content |= {"chunks": pack_hashes(np.ones(2 * blocks, np.uint64)), "chunk_tokens": pack_lengths([8] * 2 * blocks)}
+    assert Decision.model_validate({**DECISION, **content}).content_from == 0
+    for name, count in (("content", blocks + 1), ("chunks", 2 * blocks + 1)):
+        with pytest.raises(ValidationError, match="fingerprints for|lengths for"):
+            Decision.model_validate({**DECISION, **content, name: pack_hashes(np.ones(count, np.uint64))})
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
