@@ -49,7 +49,7 @@ def test_content_of_any_length_fits_its_prompt_and_no_other(blocks):
     content |= {"chunks": pack_hashes(np.ones(2 * blocks, np.uint64)), "chunk_tokens": pack_lengths([8] * 2 * blocks)}
     assert Decision.model_validate({**DECISION, **content}).content_from == 0
     for name, count in (("content", blocks + 1), ("chunks", 2 * blocks + 1)):
-        with pytest.raises(ValidationError, match="fingerprints for|lengths for"):
+        with pytest.raises(ValidationError, match=r"fingerprints for|lengths for"):
             Decision.model_validate({**DECISION, **content, name: pack_hashes(np.ones(count, np.uint64))})
 
 
