@@ -377,6 +377,11 @@ class Proxy:
                 self._metrics.first_token(decided.pool.name, target.worker, exchange.ttft_s)
             if not exchange.response_bytes and answer.status < 400:  # else `failed` has heard of it
                 health.answered(target.number)
+            go_on(chunk)
+            if not awaits_token:
+                answer.hand_to(go_on)
+
+        def go_on(chunk: bytes) -> None:
             exchange.response_bytes += len(chunk)
             if seen is not None:
                 seen.add(chunk)

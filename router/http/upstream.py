@@ -138,6 +138,11 @@ class Answer:
         self._sink, self._at_end = sink, at_end
         await self._wait()
 
+    def hand_to(self, sink: Sink) -> None:
+        """From the next piece on it is another one that takes them."""
+        if self._sink is not None:
+            self._sink = sink
+
     def pause(self) -> None:
         """The reader is slow: take no more from the worker."""
         if self._connection is not None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +21,8 @@ from router.frozen import value
 
 _DECODER = json.JSONDecoder()
 TAIL_BYTES = 8 << 10
+_KEPT_BYTES = 32 << 10
+"""Of a stream at most, before it is cut to its tail: cutting at each chunk would cost more than the chunk."""
 WHOLE_BYTES = 4 << 20
 """Larger answers that do not stream go unread: their usage stays unknown."""
 PARSED_BYTES = 64 << 10
@@ -46,10 +47,10 @@ _NOTHING = Usage()
 
 
 class StreamTail:
-    """The last bytes of a stream. head: its first ones."""
+    """The last bytes of a stream, TAIL_BYTES at least, and its last chunk whole. head: its first bytes."""
 
     def __init__(self) -> None:
-        self._parts: deque[bytes] = deque()
+        self._parts: list[bytes] = []
         self._size = 0
         self.head = b""
 
@@ -58,8 +59,9 @@ class StreamTail:
             self.head += chunk[: HEAD_BYTES - len(self.head)]
         self._parts.append(chunk)
         self._size += len(chunk)
-        while self._size - len(self._parts[0]) >= TAIL_BYTES:
-            self._size -= len(self._parts.popleft())
+        if self._size > _KEPT_BYTES:
+            tail = b"".join(self._parts)[-max(TAIL_BYTES, len(chunk)) :]
+            self._parts, self._size = [tail], len(tail)
 
     def usage(self) -> Usage:
         tail = b"".join(self._parts)
