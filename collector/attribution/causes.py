@@ -35,11 +35,13 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.analytics.attributed import U8, U32
+from collector.attribution import history
+from collector.attribution.history import CLEARED, EVICTED, NEVER, RESIDENT
 from schemas.causes import Cause
 
 I64 = npt.NDArray[np.int64]
 
-NEVER_HERE, WAS_EVICTED, WAS_CLEARED, IS_RESIDENT, UNKNOWN = range(5)
+NEVER_HERE, WAS_EVICTED, WAS_CLEARED, IS_RESIDENT, UNKNOWN = NEVER, EVICTED, CLEARED, RESIDENT, history.UNKNOWN
 """What became of a block on the chosen worker, as of the moment."""
 
 _HIT, _GRANULARITY, _TOO_SHORT, _FIRST_SEEN = int(Cause.HIT), int(Cause.GRANULARITY), int(Cause.TOO_SHORT), int(Cause.FIRST_SEEN)
