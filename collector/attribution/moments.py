@@ -32,11 +32,11 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from collector.attribution.stores import FINAL, Stores
 from collector.residency import _CLEARED, _EPOCH, _GAP, _REPLACED, _STORED, EXACT, MAX_GROUPS, Residency
 from collector.slots import count_of, touch
 from schemas.block_hash import U64
 
-_FINAL, _DECODE = 0, 1
 _OK, _TOO_FAR, _UNTRUSTED, _NO_RANK = range(4)
 TOLD, TOO_FAR, UNTRUSTED, NO_RANK = range(4)
 WHY = (
@@ -92,35 +92,6 @@ class Look:
     """History's word (see history.py) just before the block's first store since the moment, NOT_STORED where there was none."""
     stored_s: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     """When that store was (unix seconds); NaN: none."""
-
-
-@numba.njit(cache=True)
-def _scan(ring, ring_hashes, reach, last, tails, since_s, out):  # type: ignore[no-untyped-def]
-    """Walks back from `last` to `since_s`; writes (event, tail, role) of stores that end with or follow one of the sorted tails."""
-    e_mask = len(ring) - 1
-    h_mask = len(ring_hashes) - 1
-    n = 0
-    at = last
-    while at >= reach[0]:
-        e = ring[at & e_mask]
-        if e["time_s"] < since_s:
-            break
-        if e["kind"] == _STORED and e["count"] > 0 and e["start"] >= reach[1]:
-            h = ring_hashes[(e["start"] + np.int64(e["count"]) - 1) & h_mask]
-            i = np.searchsorted(tails, h)
-            if i < len(tails) and tails[i] == h and n < len(out):
-                out[n, 0] = at
-                out[n, 1] = i
-                out[n, 2] = _FINAL
-                n += 1
-            i = np.searchsorted(tails, e["parent"])
-            if i < len(tails) and tails[i] == e["parent"] and n < len(out):
-                out[n, 0] = at
-                out[n, 1] = i
-                out[n, 2] = _DECODE
-                n += 1
-        at = e["prev"]
-    return n
 
 
 @numba.njit(cache=True)
@@ -312,34 +283,36 @@ def _applied(e, clock_seq):  # type: ignore[no-untyped-def]
 
 MAX_BEHIND = 1 << 16
 """Events below the moment that are walked for the router's clock; an index further behind is not looked up."""
-MAX_MATCHES = 1 << 16
 
 
-def assign(state: Residency, ranks: Sequence[int], running: Iterable[Running], tolerance_s: float = 0.0) -> None:
+def assign(
+    state: Residency, ranks: Sequence[int], running: Iterable[Running], tolerance_s: float = 0.0, stores: Stores | None = None
+) -> None:
     """Gives the worker's stores to the requests that made them. ranks: the numbers of the worker's ranks, by rank.
 
     running: all requests of that worker that are not told yet, in flight ones included: they may have the older claim.
-    tolerance_s: how far the clocks of router and engine may differ.
+    tolerance_s: how far the clocks of router and engine may differ. stores: kept from call to call, so that no event is looked at twice.
     """
     waiting = sorted((r for r in running if len(r.chain)), key=lambda r: r.started_s)
     open_ = [r for r in waiting if r.own is None or r.decode is None]
     if not open_:
         return
-    tails = np.unique(np.array([r.chain[-1] for r in open_], np.uint64))
-    since_s = open_[0].started_s - tolerance_s
+    since_s: dict[int, float] = {}
+    for r in open_:
+        since_s.setdefault(int(r.chain[-1]), r.started_s - tolerance_s)
+    stores = stores or Stores()
     reach = state.reach()
     finals: dict[int, list[tuple[int, int]]] = defaultdict(list)
     decodes: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    out = np.empty((MAX_MATCHES, 3), np.int64)
     for number in ranks:
-        n = _scan(state.ring, state.ring_hashes, reach, state.workers[number]["last"], tails, since_s, out)
-        for at, tail, role in out[:n][::-1].tolist():
-            (finals if role == _FINAL else decodes)[tail].append((number, at))
+        for tail, found in stores.find(state, number, since_s).items():
+            for at, role in found:
+                (finals if role == FINAL else decodes)[tail].append((number, at))
     e_mask = len(state.ring) - 1
     ring = state.ring
     for r in open_:
         if r.own is None:
-            for number, at in finals[int(np.searchsorted(tails, r.chain[-1]))]:
+            for number, at in finals[int(r.chain[-1])]:
                 e = ring[at & e_mask]
                 if (
                     not e["taken"]
@@ -351,7 +324,7 @@ def assign(state: Residency, ranks: Sequence[int], running: Iterable[Running], t
                     break
     for r in open_:
         if r.decode is None:
-            for number, at in decodes[int(np.searchsorted(tails, r.chain[-1]))]:
+            for number, at in decodes[int(r.chain[-1])]:
                 e = ring[at & e_mask]
                 if (
                     not e["taken"]
