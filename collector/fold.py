@@ -31,6 +31,7 @@ from collector.attribution.flights import Flight, Span
 from collector.attribution.moments import TOLD, Running, assign, event_time_s, look
 from collector.attribution.times import Uses
 from collector.attribution.told import Costs, NoCosts
+from collector.attribution.stores import Stores
 from collector.join import Join, Place, Request, Taken
 from collector.kv_rows import kv_event_rows
 from collector.request_rows import attempt_rows, candidate_rows, request_row, shadow_rows
@@ -105,6 +106,7 @@ class Fold:
         self._dispatches = Dispatches(residency, contents)
         self._undispatched: dict[str, Request] = {}
         self._looked_s = -np.inf
+        self._stores = Stores()
         self._kept_spans: dict[str, list[list[Any]]] = {}
         self._preempted: dict[WorkerId, deque[tuple[float, float]]] = {}
         self._lateness_s = lateness_s
@@ -560,7 +562,7 @@ class Fold:
         rank_of = {q.request_id: r.rank for q in running if (r := self.join.open.get(q.request_id)) is not None}
         for rank, numbers in asked.items():
             group = [q for q in running if rank_of[q.request_id] == rank]
-            assign(self.residency, numbers, group, self._tolerance_s)
+            assign(self.residency, numbers, group, self._tolerance_s, self._stores)
             for q in group:
                 other = self.join.open.get(q.request_id)
                 if q.own is not None and other is not None and other.dispatch is not None and other.dispatch.flight is not None:
