@@ -29,9 +29,9 @@ from collector.attribution import told
 from collector.attribution.dispatch import Contents, Dispatch, Dispatches
 from collector.attribution.flights import Flight, Span
 from collector.attribution.moments import TOLD, Running, assign, event_time_s, look
+from collector.attribution.stores import Stores
 from collector.attribution.times import Uses
 from collector.attribution.told import Costs, NoCosts
-from collector.attribution.stores import Stores
 from collector.join import Join, Place, Request, Taken
 from collector.kv_rows import kv_event_rows
 from collector.request_rows import attempt_rows, candidate_rows, request_row, shadow_rows
