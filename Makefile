@@ -6,10 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help setup demo test lint check-types unit bench-ingest bench-bridge bench-router bench-reuse constraints clean
+.PHONY: help setup demo test lint check-types unit bench-ingest bench-attribution bench-bridge bench-router bench-reuse constraints clean
 
 help: ## what there is
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 setup: $(INSTALLED) ## the environment in .venv, with pinned and hashed packages
 
@@ -45,6 +45,9 @@ unit: $(INSTALLED) ## pytest, Kafka and browser included where they can run
 
 bench-ingest: $(INSTALLED) ## Kafka -> published DuckDB, block events a second
 	@$(BIN)/python -m bench.bench_ingest
+
+bench-attribution: $(INSTALLED) ## why tokens were computed again: requests and block events a second, memory
+	@$(BIN)/python -m bench.bench_attribution
 
 bench-bridge: $(INSTALLED) ## engine's ZMQ -> stream, blocks a second
 	@$(BIN)/python -m bench.bench_bridge
