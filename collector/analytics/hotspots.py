@@ -10,9 +10,9 @@ error_tokens; no prefix that is left out has more than SHARE of all plus the gre
 `NODES` all is exact. Prompts that have nothing in common but their kind (a timestamp at the head: every chain is another from its first
 block on) meet at the root, which has a row (prefix 0, depth 0) for each model, route, tenant and template.
 
-Memory: 6.5 MB a pool and window at most, at most `POOLS` pools (what comes of further ones shares one trie) and `OPEN_WINDOWS` windows:
-when a further one opens, the oldest is settled, that is, its rows are kept until it is closed, and its tries go. So a collector that
-catches up counts each window on its own, however many it reads at once.
+Memory: 6.5 MB a pool and window at most, and at most `TRIES` of these: when one more is needed, the oldest window is settled, that is,
+its rows are kept until it is closed, and its tries go. So a collector that catches up counts each window on its own, however many it
+reads at once. Of one window at most `POOLS` pools are told apart; what comes of further ones shares one trie.
 Rejected: counting each block of a run on each of its ancestors (2,048 counts a request, and a prompt shared by all would be reported as its
 first block); items a run instead of a request (a request would be counted in several rows).
 """
@@ -39,7 +39,7 @@ LABEL_SPACE = 1 << 19
 """Block names a pool and window that the trie's edges may hold: 256 a node."""
 KINDS, STRINGS = 256, 4096
 """Combinations of model, route, tenant and template, and different strings, a pool and window; what comes after is told as NULL."""
-POOLS, OPEN_WINDOWS, SETTLED_WINDOWS = 16, 3, 288
+POOLS, TRIES, SETTLED_WINDOWS = 16, 48, 288
 """Most at once; what comes beyond a day of settled windows, as of a clock gone wild, counts in the newest open one."""
 SHARE = 0.01
 ROWS = 200
@@ -74,16 +74,14 @@ class Hotspots:
     def take(self, requests: Sequence[Attributed]) -> None:
         groups: dict[tuple[int, str | None], list[Attributed]] = {}
         for r in requests:
-            window, settle = self._window_of(r)
-            if settle is not None:
-                self._count(groups)
-                groups = {}
-                self._settled[settle] = self._rows(settle)
-                del self._windows[settle]
-                self._windows[window] = {}
-            pools = self._windows[window]
+            window = self._window_of(r)
+            pools = self._windows.setdefault(window, {})
             pool = r.pool if r.pool in pools or len(pools) < POOLS else None
             if pool not in pools:
+                if sum(map(len, self._windows.values())) >= TRIES:
+                    self._count(groups)
+                    groups = {}
+                    self._settle(min(w for w in self._windows if w != window))
                 pools[pool] = _Pool(self._nodes)
             groups.setdefault((window, pool), []).append(r)
         self._count(groups)
@@ -92,18 +90,20 @@ class Hotspots:
         for (window, pool), found in groups.items():
             self._windows[window][pool].take(found)
 
-    def _window_of(self, r: Attributed) -> tuple[int, int | None]:
-        """The window in which it counts, and the open one that must be settled first, if any: then the first is not open yet."""
+    def _window_of(self, r: Attributed) -> int:
+        """The window in which it counts; it may not be open yet."""
         window = max(self._closed, int(r.prefill_s // WINDOW_S))
         if window in self._windows:
-            return window, None
-        if window not in self._settled and len(self._windows) < OPEN_WINDOWS:
-            self._windows[window] = {}
-            return window, None
-        oldest, newest = min(self._windows), max(self._windows)
-        if window < oldest or window in self._settled:
-            return oldest, None
-        return (window, oldest) if len(self._settled) < SETTLED_WINDOWS else (newest, None)
+            return window
+        if not self._windows:
+            return window if window not in self._settled else max(self._settled) + 1
+        if window in self._settled or (self._settled and window < min(self._windows)):
+            return min(self._windows)
+        return window if len(self._settled) < SETTLED_WINDOWS else max(self._windows)
+
+    def _settle(self, window: int) -> None:
+        self._settled[window] = self._rows(window)
+        del self._windows[window]
 
     def live(self) -> Mapping[str, Rows]:
         return {PREFIXES.name: [row for window in self._held() for row in self._rows(window)]}
@@ -171,7 +171,7 @@ class _Pool:
         self._strings: dict[str | None, int] = {"\0": _VARIOUS, None: _NONE}
         self._kinds: dict[tuple[int, int, int, int], int] = {(_VARIOUS,) * 4: _VARIOUS}
         self._workers: dict[tuple[str, int | None], int] = {}
-        self._serial = 0
+        self._serial = 1
         self._ids: dict[int, tuple[str, str | None]] = {}
         self._spots: list[dict[str, Any]] | None = None
 

@@ -75,7 +75,7 @@ SAID = np.dtype(
         ("seconds", "<f8"),
         ("seconds_tokens", "<i8"),  # tokens whose seconds are known
         ("workers", "<u8"),  # a bit a worker
-        ("newest", "<i8"),  # serial number of the newest request
+        ("newest", "<i8"),  # serial number of the newest request; 0: none
         ("labels", "<i8", (LABELS,)),  # the majority vote's candidate
         ("votes", "<i8", (LABELS,)),  # its lead, tokens
         ("times", "<u4", (2, HISTOGRAM_BUCKETS)),  # blocks by gone_s and by idle_s
@@ -114,7 +114,7 @@ def make(nodes: int, kinds: int, label_space: int) -> Trie:
         slot_node=np.full(slots, -1, np.int64),
         names=np.zeros(label_space + 2 * MAX_DEPTH, np.uint64),
     )
-    trie.node["parent"], trie.said["newest"] = GONE, -1
+    trie.node["parent"] = GONE
     trie.n[FREE], trie.n[LABEL_BUDGET], trie.n[NODES] = nodes, max(label_space, MAX_DEPTH), nodes
     return trie
 
@@ -213,7 +213,7 @@ def _clear(t, row):  # type: ignore[no-untyped-def]
     t.said[row].seconds = 0.0
     t.said[row].seconds_tokens = 0
     t.said[row].workers = 0
-    t.said[row].newest = -1
+    t.said[row].newest = 0
     t.said[row].labels[:] = 0
     t.said[row].votes[:] = 0
     t.said[row].times[:] = 0
