@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import cProfile
 import gc
 import json
@@ -151,7 +152,8 @@ class Client:
 
 async def say_well(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answers a health check."""
-    await reader.readuntil(b"\r\n\r\n")
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        await reader.readuntil(b"\r\n\r\n")
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
     writer.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +48,13 @@ class Exchange:
     continues: str | None = None  # id of the stored response that it belongs to
     tried: set[int] = field(default_factory=set)  # targets that gave no answer, or do not know that response
     decision: dict[str, Any] | None = None  # fields of the newest dispatch's, until it is recorded
+    describe: Callable[[], dict[str, Any]] | None = field(default=None, repr=False)  # makes them: the request goes out first
     prompt: Prompt | None = field(default=None, repr=False)
     content: dict[str, Any] | None = None  # what decisions say of the prompt's content, once one was recorded
     snippet: str | None = field(default=None, repr=False)  # of its text, where an operator wants it recorded
+
+    def settle_decision(self) -> None:
+        """Its fields are made now. What they tell of the index is as of now, so call it before the event loop goes on."""
+        describe, self.describe = self.describe, None
+        if describe is not None:
+            self.decision = describe()

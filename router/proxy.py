@@ -15,6 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -304,7 +305,7 @@ class Proxy:
         now_s = time.monotonic()
         if recorded:
             behind_s = self._pools.index.lag_s(now_s)
-            exchange.decision = decision_fields(exchange, decided, prompt, self._settings.router_name, behind_s)
+            exchange.describe = partial(decision_fields, exchange, decided, prompt, self._settings.router_name, behind_s)
             self._metrics.decided(decided)
             exchange.predicted_tokens = decided.cached_tokens if prompt.forecasts else None
         booking = Booking(self._pools, self._replicas, decided, prompt, exchange.stream is True, self._settings.expect_ttl_s, now_s)
@@ -331,8 +332,9 @@ class Proxy:
         lines = b"".join((exchange.header_lines, b"x-request-id: ", exchange.id_headers[0][1], b"\r\n", own))
         try:
             answer = await self._upstream.request(
-                target.url, exchange.method.encode(), exchange.target_path, lines, exchange.body, lambda: self._record_decision(exchange)
-            )
+                target.url, exchange.method.encode(), exchange.target_path, lines, exchange.body,
+                on_wire=lambda: self._record_decision(exchange), on_connect=exchange.settle_decision,
+            )  # fmt: skip
         except ConnectFailed as e:
             health.refused(target.number)
             raise UpstreamTrouble("connect", str(e), retry=True) from e
@@ -459,6 +461,7 @@ class Proxy:
             return body
 
     def _record_decision(self, exchange: Exchange) -> None:
+        exchange.settle_decision()
         decision, exchange.decision = exchange.decision, None
         if decision is not None:
             if exchange.content is None:

@@ -248,13 +248,15 @@ class Upstream:
                 connection.give_up()
 
     async def request(
-        self, url: str, method: bytes, target: bytes, header_lines: bytes, body: bytes, on_wire: Callable[[], None] | None = None
-    ) -> Answer:
+        self, url: str, method: bytes, target: bytes, header_lines: bytes, body: bytes, on_wire: Callable[[], None] | None = None,
+        on_connect: Callable[[], None] | None = None,
+    ) -> Answer:  # fmt: skip
         """Sends a request and waits for the head of its answer.
 
         url: the worker's base address; target: path and query as they go out; header_lines: `name: value\\r\\n` each, without host,
         content-length and hop-by-hop headers. on_wire: called when a connection stands and the request is on it (again when an idle
-        connection turned out to be closed). Raises ConnectFailed, FirstByteTimeout, BrokeOff, BadAnswer.
+        connection turned out to be closed). on_connect: called before a new connection is waited for. Raises ConnectFailed,
+        FirstByteTimeout, BrokeOff, BadAnswer.
         """
         origin = self._origins.get(url)
         if origin is None:
@@ -269,6 +271,8 @@ class Upstream:
                 return await connection.ask(method, head, body, on_wire).wait_for_head()
             except _Stale:
                 self.stale += 1
+        if on_connect is not None:
+            on_connect()
         connection = await self._connect(origin)
         try:
             return await connection.ask(method, head, body, on_wire).wait_for_head()

@@ -31,7 +31,7 @@ _TRUST = tuple(t.value for t in TRUST_CODES)
 def decision_fields(
     exchange: Exchange, decided: Decided, prompt: Prompt, router: str, index_behind_s: float | None = None
 ) -> dict[str, Any]:
-    """The fields of a Decision but for `attempts`. Reads the index as it is now: call it before anything is applied or booked.
+    """The fields of a Decision but for `attempts`. Reads the index as it is now: call it before the event loop goes on.
     index_behind_s: see `PrefixIndex.lag_s`."""
     pool, target, found = decided.pool, decided.target, listed(decided)
     slot = pool.slots_of(target.number)[0]
