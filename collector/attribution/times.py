@@ -93,6 +93,8 @@ class Times:
         self._young: U64 = np.zeros((min(slots, LEAST_SLOTS), 2), np.uint64)
         self._old: U64 = np.zeros((2, 2), np.uint64)
         self._count = 0
+        self._newest = [0, 0]
+        """Newest time in the young and the old table, as in a slot."""
         self.forgotten_s = -np.inf
         """Newest time (unix seconds) of an entry that was forgotten."""
 
@@ -110,6 +112,7 @@ class Times:
                 continue
             part = slice(at, at + room)
             added, written = _put(self._young, keys[part], when[part])
+            self._newest[0] = max(self._newest[0], int(when[at : at + int(written)].max()))
             self._count += int(added)
             at += int(written)
 
@@ -126,10 +129,14 @@ class Times:
         _put(self._young, entries[:, 0].copy(), entries[:, 1].copy())
 
     def _forget(self) -> None:
-        newest = int(self._old[:, 1].max())
-        if newest:
-            self.forgotten_s = max(self.forgotten_s, (newest - 1) / 1e6)
-        self._old, self._young, self._count = self._young, np.zeros_like(self._young), 0
+        if self._newest[1]:
+            self.forgotten_s = max(self.forgotten_s, (self._newest[1] - 1) / 1e6)
+        free = self._old
+        if len(free) == len(self._young):
+            free[:] = 0  # pages that are there already
+        else:
+            free = np.zeros_like(self._young)
+        self._old, self._young, self._count, self._newest = self._young, free, 0, [0, self._newest[0]]
 
     def held_bytes(self) -> int:
         return self._young.nbytes + self._old.nbytes
@@ -152,6 +159,7 @@ class Times:
             _put(table, entries[:, 0].copy(), entries[:, 1].copy())
             tables.append(table)
         self._young, self._old = tables
+        self._newest = [int(t[:, 1].max()) for t in tables]
         self._count = len(saved["young"])
         self.forgotten_s = float(saved["forgotten_s"][0])
 
