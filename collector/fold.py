@@ -671,8 +671,8 @@ class Fold:
         since_s = min(oldest, newest - 30.0)
         saved = self.residency.save(since_s)
         first = int(saved["heads"][0]) - len(saved["ring"])
-        claims = [c for r in self.join.open.values() if r.running is not None for c in (r.running.own, r.running.decode) if c is not None]
-        saved["ring"]["taken"][[at - first for _, at in claims if at >= first]] = 0  # open requests claim their stores again
+        claims = [at for r in self.join.open.values() if r.running is not None for at in r.running.claims]
+        saved["ring"]["taken"][[at - first for at in claims if at >= first]] = 0  # open requests claim their stores again
         about = {
             "since_s": since_s,
             "workers": [[w.pool, w.worker, w.rank] for w in self.workers],

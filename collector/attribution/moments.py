@@ -63,7 +63,14 @@ class Running:
     """None: in flight."""
     own: tuple[int, int] | None = None
     """(worker number, ring event) of its own prefill store."""
+    chunks: tuple[int, ...] | None = None
+    """Ring events of that prefill's earlier stores, newest first; None: not looked for yet."""
     decode: tuple[int, int] | None = None
+
+    @property
+    def claims(self) -> list[int]:
+        """Ring events that are its own."""
+        return [c[1] for c in (self.own, self.decode) if c is not None] + list(self.chunks or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +117,9 @@ def _is_run(ring, ring_hashes, at, chain, end):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def _chunks(ring, ring_hashes, reach, own, chain, first, since_s):  # type: ignore[no-untyped-def]
-    """Earlier stores of the same prefill; marks them taken. Returns the first one."""
+def _chunks(ring, ring_hashes, reach, own, chain, first, since_s, out):  # type: ignore[no-untyped-def]
+    """Earlier stores of the same prefill, newest first, to `out`; marks them taken. Returns how many."""
+    n = 0
     e_mask = len(ring) - 1
     at = ring[own & e_mask]["prev"]
     seq = ring[own & e_mask]["seq"]
@@ -123,10 +131,11 @@ def _chunks(ring, ring_hashes, reach, own, chain, first, since_s):  # type: igno
             m = _is_run(ring, ring_hashes, at, chain, first)
             if m >= 0:
                 e["taken"] = 1
-                own = at
+                out[n] = at
+                n += 1
                 first = m
         at = e["prev"]
-    return own
+    return n
 
 
 @numba.njit(cache=True)
@@ -322,6 +331,13 @@ def assign(
                     e["taken"] = 1
                     r.own = number, at
                     break
+    for r in open_:  # after all own stores are known, and the earlier request first: its chunks may fit a later one's chain as well
+        if r.own is not None and r.chunks is None:
+            at = r.own[1]
+            first = len(r.chain) - int(ring[at & e_mask]["count"])
+            events = np.empty(max(first, 0), np.int64)
+            found = _chunks(ring, state.ring_hashes, reach, at, r.chain, first, r.started_s - tolerance_s, events)
+            r.chunks = tuple(events[:found].tolist())
     for r in open_:
         if r.decode is None:
             for number, at in decodes[int(r.chain[-1])]:
@@ -355,11 +371,11 @@ def look(state: Residency, ranks: Sequence[int], request: Running, clock: tuple[
     reach = state.reach()
     e_mask = len(state.ring) - 1
     if request.own is not None:
-        number, at = request.own
-        if at < reach[0]:
+        number, before = request.own
+        if request.chunks:
+            before = request.chunks[-1]
+        if before < reach[0]:
             return _untold(TOO_FAR, number, request)
-        first = len(request.chain) - int(state.ring[at & e_mask]["count"])
-        before = int(_chunks(state.ring, state.ring_hashes, reach, at, request.chain, first, request.started_s))
         until_s, moment_s = -np.inf, float(state.ring[before & e_mask]["time_s"])
     elif request.decode is not None:
         number, before = request.decode

@@ -80,6 +80,19 @@ def test_a_chunk_that_is_somebody_elses_whole_prompt_is_not_taken() -> None:
     assert told(state, long, short) == [Hit(2, 0, ""), Hit(0, 0, "")]
 
 
+def test_chunks_that_fit_two_prompts_are_the_earlier_ones_even_if_the_later_one_is_told_first() -> None:
+    state = state_of(
+        begun(),
+        batch(A, 1, 1, AT + 3, event(Kind.STORED, [1, 2], parent=9)),
+        batch(A, 1, 2, AT + 3.5, event(Kind.STORED, [3, 4], parent=2)),
+        batch(A, 1, 3, AT + 4, event(Kind.STORED, [5], parent=4), event(Kind.STORED, [6], parent=4)),
+    )
+    early, late = asks([1, 2, 3, 4, 5], AT + 2, None), asks([1, 2, 3, 4, 6], AT + 2.5, AT + 5)
+    assert told(state, early, late) == [Hit(4, 0, "")]
+    early.ended_s = AT + 6
+    assert told(state, early) == [Hit(0, 0, "")]
+
+
 def test_of_two_with_the_same_blocks_the_first_started_takes_the_first_store() -> None:
     state = state_of(
         begun(),
