@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -255,3 +256,43 @@ def test_live_rows_of_losses_come_back_as_they_were() -> None:
     }  # fmt: skip
     fresh.drop([bucket])
     assert fresh.rows(bucket)["loss_10s"].num_rows == 0
+
+
+def test_whatever_routers_and_engines_say_all_tokens_of_a_request_are_told_once() -> None:
+    rng = random.Random(11)
+    t = Told(Linear())
+    prompts: dict[str, int | None] = {}
+    for n in range(400):
+        at_s, name, worker = AT + 1 + n / 20, f"q{n}", rng.choice(["w0", "w1", "w9"])
+        chain = [rng.randrange(1, 6) for _ in range(rng.randint(0, 8))]
+        told = rng.choice([None, 0, 1, SIZE, len(chain) * SIZE, rng.randrange(200)])
+        reported = rng.choice([None, told, rng.randrange(200)])
+        cached = rng.choice([None, 0, SIZE, rng.randrange(300)])
+        clock = rng.choice([(None, None), (1, rng.randrange(300)), (rng.randrange(1 << 62), 0)])
+        candidate = Candidate(worker=worker, rank=0, epoch=clock[0], seq=clock[1], trust=Trust.EXACT)
+        source = rng.choice(["exact", "exact", "engine", "text", "none"])
+        size = rng.choice([None, 1, SIZE, SIZE, 4096])
+        more: dict[str, Any] = {"candidates": rng.choice([(), (candidate,)]), "token_source": source, "block_size": size}
+        d = asks(name, at_s, chain, worker, prompt_tokens=told, **more)
+        failed = rng.random() < 0.1
+        o = ends(name, at_s + rng.random() * 3, 0, cached, worker).model_copy(update={"prompt_tokens": reported})
+        o = o.model_copy(update={"status": 500 if failed else 200, "ttft_s": rng.choice([None, 0.1])})
+        prompts[name] = None if failed else told if reported is None else reported
+        t.ask(d, o)
+        kind = rng.choice([Kind.STORED, Kind.REMOVED])
+        who = rng.choice([A, B])
+        t.kv(who, at_s, event(kind, [rng.randrange(1, 6) for _ in range(rng.randint(1, 4))], parent=rng.randrange(1, 6)))
+        if rng.random() < 0.02:
+            t.kv(who, at_s, event(rng.choice([Kind.CLEARED, Kind.GAP])))
+    told_of = t.end()
+    assert set(told_of) == {name for name, prompt in prompts.items() if prompt is not None}
+    for row in t.fold.outputs()["requests"].to_pylist():
+        prompt = prompts[row["request_id"]]
+        lost = [row[f"{c.label}_tokens"] for c in LOSSES]
+        if prompt is None:
+            assert {row[name] for name in NAMES if name != "causes"} == {None}
+            continue
+        assert (row["hit_tokens"] or 0) + sum(lost) == prompt
+        assert sum(r["tokens"] for r in row["causes"]) == prompt
+        assert (row["unexplained_reason"] is None) == (row["unexplained_tokens"] == 0)
+        assert row["first_miss_token"] == (row["hit_tokens"] or 0 if (row["hit_tokens"] or 0) < prompt else None)
