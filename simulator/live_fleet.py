@@ -97,7 +97,7 @@ class LiveFleet:
 
 def live_workers(count: int, blocks: int, parts: contextlib.ExitStack) -> list[MockWorkerProcess]:
     """Mock workers of so many blocks, which end with `parts`. Raises SettingsError when one does not start."""
-    workers = start_workers(count, MockEngineSettings(port=0, model=POOL, num_gpu_blocks=blocks), START_LIMIT_S)
+    workers = start_workers(count, MockEngineSettings(port=0, model=POOL, num_gpu_blocks=blocks, per_request_metrics=True), START_LIMIT_S)
     for worker in workers:
         parts.callback(worker.stop)
     return workers
