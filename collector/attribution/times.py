@@ -249,7 +249,8 @@ class News:
     def seen_before(self, state: Residency, chain: U64, time_s: float) -> int:
         """Blocks of the chain's prefix that any worker had stored at or before time_s (unix seconds); -1: not known any more.
 
-        A block's name covers those before it, so where one was stored, those were; which makes this a bisection.
+        A block's name covers those before it, so where one was stored, those were; which makes this a bisection. Only where batches were
+        lost it is not enough: a block of which nothing was heard may stand before others that were.
         """
         if time_s < max(self._missed_s, self._times.forgotten_s):
             return -1
@@ -261,6 +262,10 @@ class News:
                 low = middle + 1
             else:
                 high = middle
+        if state.workers["lost_batches"].any():
+            first = self._times.get(chain[low:])
+            stored = np.flatnonzero((first <= time_s) | (np.isnan(first) & state.evers(chain[low:])))
+            low += 0 if not len(stored) else int(stored[-1]) + 1
         return low
 
     def held_bytes(self) -> int:

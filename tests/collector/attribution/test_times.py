@@ -82,3 +82,16 @@ def test_what_had_been_stored_before_a_moment_is_known_until_it_is_forgotten() -
         news.follow(state)
     assert news.seen_before(state, chain, 15.0) == -1
     assert news.seen_before(state, chain, 99.0) == 4
+
+
+def test_after_lost_batches_a_block_tells_of_those_before_it() -> None:
+    who = WorkerId("p", "w", 0)
+    state, news = Residency(1 << 8, 1 << 10, 64), News(1 << 8)
+    state.worker()
+    for seq, kind in enumerate([event(Kind.EPOCH_STARTED, flags=COMPLETE), event(Kind.STORED, [1, 2]), None, event(Kind.STORED, [7])]):
+        if kind is None:
+            kind = event(Kind.GAP, seq=seq, parent=seq)
+        state.apply(unpack([encode(batch(who, 1, seq, 10.0 + seq, kind))]), np.zeros(1, np.int32))
+        news.follow(state)
+    chain = np.array([1, 2, 3, 4, 5, 6, 7, 8], np.uint64)
+    assert [news.seen_before(state, chain, t) for t in (10.5, 12.5, 13.5)] == [0, 2, 7]
