@@ -244,7 +244,7 @@ def test_a_bridge_that_died_is_published_as_such_within_its_limits(stream: Strea
     one.start()
     drain(one, stream)
     deadline = time.monotonic() + 10  # until what was read is known to be all that there was
-    while min(one._complete(KV_EVENTS), one._complete(WORKER_LOAD)) < now and time.monotonic() < deadline:
+    while min(one.follow.complete(KV_EVENTS), one.follow.complete(WORKER_LOAD)) < now and time.monotonic() < deadline:
         one.turn()
     one.stop()
     found = dict(ask(tmp_path / "data", "SELECT worker, trust || ': ' || regexp_replace(trust_reason, '[0-9]+', 'N') FROM workers"))
