@@ -58,6 +58,10 @@ class Ask:
     template: str | None = None
     session_id: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 1 or self.output_tokens < 1:
+            raise ValueError(f"a request has at least one token each way, not {self.prompt_tokens} and {self.output_tokens}")
+
 
 class Turn(NamedTuple):
     think_s: float
@@ -159,7 +163,7 @@ def words(text: str) -> U32:
 
 
 def text_flows(requests: Sequence[TextRequest], start_s: float, pool: str, block: int = 32) -> Iterator[Flow]:
-    """Open loop at the recorded times, from start_s on."""
+    """Open loop at the recorded times, from start_s on. An empty text counts as one space."""
     for r in requests:
-        ask = ask_of_tokens(words(r.prompt), words(r.answer or " "), block, pool, session_id=r.session_id)
+        ask = ask_of_tokens(words(r.prompt or " "), words(r.answer or " "), block, pool, session_id=r.session_id)
         yield one(start_s + r.time_s - requests[0].time_s, ask)

@@ -17,7 +17,7 @@ milliseconds late, as bridges are). Incidents are values with a time:
 | Capacity | the cache shrinks, or grows back |
 | Join, Leave | a worker more, or one that gets no more requests |
 | UsePolicy | the router decides by another policy |
-| LoseFrames | the next batches of a worker never reach the stream; the bridge notices and marks the gap |
+| LoseFrames | the next batches of a worker never reach the stream; the bridge notices at the one after them and marks the gap |
 | Usage | outcomes stop, or begin again, to say what the engine reports |
 | Lag | the router's index falls behind by so many seconds |
 
@@ -314,12 +314,12 @@ class Fleet:
         self._seqs[who] = seq
         if lost:
             self._lose[who] -= 1
-            self._trust[who] = Trust.DEGRADED
             first, _ = self._lost.get(who, (seq, seq))
             self._lost[who] = first, seq
             return
         gap = self._lost.pop(who, None)
         if gap is not None and not restarted:
+            self._trust[who] = Trust.DEGRADED
             mark = np.zeros(1, EVENT)
             mark["kind"], mark["seq"], mark["parent"], mark["time_s"] = Kind.GAP, gap[0], gap[1], now_s
             self._kv(KvBatch(who, epoch, gap[0], gap[1], now_s, now_s + BRIDGE_S, mark, np.zeros(0, np.uint64)))

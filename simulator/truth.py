@@ -5,24 +5,27 @@ asks the rules of each missed block with plain dicts, lists and sets. It is made
 against, which sees only records; so it shares no line with the collector's attribution, and it keeps everything, without a bound.
 
 The rules (the table of causes; the first that fits wins). k: blocks delivered, as the engine reports them, else as it looked them up.
-The moment: just before the request's own first store. w: the worker that it went to.
+The moment: just before the request's own first store. w: the worker that it went to. "Held": as the prefix up to the block.
 
      1  granularity        the partial last block; the last block of a prompt of whole blocks when all before it was hit
         too_short          a prompt shorter than a block
-     2  in_flight          another request, in flight at the dispatch and dispatched before, stored the block only after the dispatch, or is
-                           still computing it
-     3  first_seen         no worker had stored the block when w stored it first after the moment; its content was not known at the dispatch
-        diverged           ... and its content was known in its own namespace; namespace: in others alone
-     4  stale_view         w held it as a prefix at the (epoch, seq) of the router's index
-     5  misrouted          another worker held it as a prefix at the dispatch and cost less; load_bypass: ... and none of them cost less
+     2  in_flight          another request, in flight at the dispatch and dispatched before, on a worker that did not hold the block then,
+                           stored it afterwards (if that was w: and had not ended at the moment, else it was lost again)
+     3  first_seen         no worker had stored it, or one behind it, before the dispatch, and no earlier decision described its content
+        diverged           ... one did (whatever became of its request), in the same namespace; namespace: in others alone
+        too_short          ... the tokens of the first block that the prompt shares with an earlier one
+     -                     a block that was there at the moment, while one before it was not, shares that one's cause
+     4  stale_view         w held it at the (epoch, seq) of the router's index
+     5  misrouted          another worker held it at the dispatch and cost less; load_bypass: ... and none of them cost less
      6  cleared, evicted   w had it, and lost it by a clear or restart; by an eviction
      7  evicted_elsewhere  some worker had it, never w
      8  unexplained        everything else; and whatever cannot be told: frames of w were lost since its last clear or start, or the hit is
-                           not known
+                           not known, or the engine reports fewer than its cache held
 
 A block is held from the batch that published it on, until the batch that published its removal: what a step is about to do is no state yet.
-Deeds whose frames were lost are in no state: nobody can know of them (rule 8 says so for the worker's own requests).
-Of a block that is partly known content, the kind with most tokens counts.
+Deeds whose frames were lost are in no state: nobody can know of them (rule 8 says so for the worker's own requests); that a request was
+computing something is known nevertheless.
+Of a block with tokens of several causes the one with most tokens counts, the first in the order of `Cause` among equals.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from schemas.causes import Cause
 from schemas.kv_events import WorkerId
@@ -43,12 +47,13 @@ from simulator.virtual_worker import Deed, Op
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """Tokens of whole blocks: ever stored anywhere before the dispatch; held by some worker as a prefix at the dispatch; by the chosen one;
-    found by the engine (None: not known)."""
+    """Tokens of whole blocks, never the last token: ever stored anywhere before the dispatch; held by some worker at the dispatch; by the
+    chosen one at the clock of the router's index; found by the engine. None: cannot be told, as rule
+    8 has it, or there is no whole block."""
 
-    ideal: int
-    held_anywhere: int
-    selected: int
+    ideal: int | None
+    held_anywhere: int | None
+    selected: int | None
     delivered: int | None
 
 
@@ -77,12 +82,9 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a worker published at once. place: among all batches of the fleet, in the order of publication."""
+    """What a worker published at once."""
 
-    place: int
     time_s: float
-    epoch: int
-    seq: int
     first_op: int
     end_op: int
 
@@ -134,8 +136,11 @@ class Cache:
 
     def copies(self, name: int, before: int) -> int:
         """How often the block was held just before the deed `before`."""
+        deeds = self.deeds.get(name)
+        if deeds is None:
+            return 0
         since = self.emptied_before(before)
-        return sum(1 if deed is Deed.STORED else -1 for op, deed in self.deeds.get(name, ()) if since < op < before)
+        return sum(1 if deed is Deed.STORED else -1 for op, deed in deeds if since < op < before)
 
     def prefix(self, chain: list[int], before: int) -> int:
         """Blocks of the longest prefix held just before the deed `before`."""
@@ -144,20 +149,17 @@ class Cache:
                 return n
         return len(chain)
 
-    def first_store(self, name: int, since: int) -> int | None:
-        """Number of the first store of the block from the deed `since` on."""
-        return next((op for op, deed in self.deeds.get(name, ()) if op >= since and deed is Deed.STORED), None)
-
     def stored_before(self, name: int, before: int) -> bool:
         return any(op < before and deed is Deed.STORED for op, deed in self.deeds.get(name, ()))
 
-    def batch_of(self, op: int) -> Batch:
-        return self.batches[bisect.bisect_right(self.batches, op, key=lambda b: b.first_op) - 1]
+    def whole(self, before: int) -> bool:
+        """No frame was lost between the last clear or start and the state just before the deed `before`."""
+        since = self.emptied_before(before)
+        return not any(b.end_op > since and b.first_op < before for b in self.lost)
 
-    def whole_at(self, op: int) -> bool:
-        """No frame was lost between the last clear or start and the deed `op`, which is told itself."""
-        since = self.emptied_before(op)
-        return not any(b.end_op > since and b.first_op <= op for b in self.lost)
+    def told(self, op: int) -> bool:
+        """This deed's frame was not lost."""
+        return not any(b.first_op <= op < b.end_op for b in self.lost)
 
 
 class Facts:
@@ -174,10 +176,35 @@ class Facts:
         return {who: cache.prefix(self.asked.chain, cache.end_of(when_s)) for who, cache in self._history.caches.items()}
 
     @cached_property
-    def seen(self) -> int:
-        """Blocks of the prefix that w held at the clock of the router's index."""
+    def ideal(self) -> int:
+        """Blocks of the prefix that had been stored anywhere before the dispatch: a block that was stored tells that those before it were,
+        even if their frames were lost."""
+        chain, when_s = self.asked.chain, self.asked.dispatched_s
+        return max((i + 1 for i, name in enumerate(chain) if self._history.first_stored_s.get(name, math.inf) <= when_s), default=0)
+
+    @cached_property
+    def seen(self) -> int | None:
+        """Blocks of the prefix that w held at the clock of the router's index (at the dispatch, if it had none); None: frames were lost
+        before."""
         cache, clock = self._history.caches[self.asked.worker], self.asked.sent.clock
-        return 0 if clock is None or clock not in cache.clocks else cache.prefix(self.asked.chain, cache.clocks[clock])
+        if clock is None:
+            return self.held[self.asked.worker]
+        if not cache.whole(cache.clocks[clock]):
+            return None
+        return cache.prefix(self.asked.chain, cache.clocks[clock])
+
+    @cached_property
+    def moment_s(self) -> float:
+        """When the request's own first store was published, else its first byte, else its end."""
+        asked = self.asked
+        assert asked.ended is not None
+        return min(asked.stored_s.values(), default=asked.ended.first_byte_s or asked.ended.time_s)
+
+    @cached_property
+    def shared_tokens(self) -> int:
+        """Tokens that the first block has in common with an earlier prompt, as the decision says."""
+        shared = self.asked.sent.fields.get("shared_tokens") or 0
+        return shared if shared < self._history.block_size else 0
 
     @cached_property
     def content(self) -> list[Cause]:
@@ -209,10 +236,8 @@ class History:
         self.asked: dict[str, Asked] = {}
         self.caches: dict[WorkerId, Cache] = defaultdict(Cache)
         self._in_flight: dict[str, None] = {}
-        self._first_stored: dict[int, int] = {}  # name -> place of the first batch that stored it anywhere
-        self._first_stored_s: dict[int, float] = {}
+        self.first_stored_s: dict[int, float] = {}  # name -> when any worker published its first store
         self._content: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)  # (kind, name) -> namespace -> first dispatch
-        self._places = 0
 
     # the witness
 
@@ -231,25 +256,24 @@ class History:
 
     def published(self, who: WorkerId, epoch: int, seq: int, now_s: float, ops: list[Op], lost: bool) -> None:
         cache = self.caches[who]
-        place = self._places
-        self._places += 1
-        batch = Batch(place, now_s, epoch, seq, ops[0].number, ops[-1].number + 1)
+        batch = Batch(now_s, ops[0].number, ops[-1].number + 1)
         cache.batches.append(batch)
         cache.clocks[epoch, seq] = batch.end_op
         if lost:
             cache.lost.append(batch)
-            return
         for op in ops:
+            if op.deed is Deed.STORED and op.request_id is not None:
+                own = self.asked[op.request_id].stored_s
+                for name in op.names.tolist():
+                    own.setdefault(name, now_s)
+            if lost:
+                continue
             if op.deed in (Deed.CLEARED, Deed.BEGUN):
                 cache.emptied.append((op.number, op.deed))
-                continue
-            own = self.asked[op.request_id].stored_s if op.request_id is not None and op.deed is Deed.STORED else {}
             for name in op.names.tolist():
                 cache.deeds[name].append((op.number, op.deed))
                 if op.deed is Deed.STORED:
-                    own.setdefault(name, now_s)
-                    self._first_stored.setdefault(name, place)
-                    self._first_stored_s.setdefault(name, now_s)
+                    self.first_stored_s.setdefault(name, now_s)
 
     def ended(self, ended: Ended) -> None:
         self.asked[ended.request_id].ended = ended
@@ -270,7 +294,9 @@ class History:
             why = ("the hit is not known",) * n
             ladder = self._ladder(facts, None)
             return Truth(request_id, prompt, None, (Cause.UNEXPLAINED,) * n, Cause.UNEXPLAINED, tail_tokens, ladder, why)
-        told = [self._cause(facts, i, k) for i in range(n)]
+        told: list[tuple[Cause, str]] = []
+        for i in range(n):
+            told.append(self._cause(facts, i, k, told[-1][0] if i > k else None))
         tail = Cause.TOO_SHORT if n == 0 else Cause.GRANULARITY
         causes, why = tuple(c for c, _ in told), tuple(w for _, w in told)
         return Truth(request_id, prompt, k * size, causes, tail, tail_tokens, self._ladder(facts, k * size), why)
@@ -285,15 +311,19 @@ class History:
         return asked.hit_blocks if self._tellable(asked) else None
 
     def _tellable(self, asked: Asked) -> bool:
-        return asked.moment_op is not None and self.caches[asked.worker].whole_at(asked.moment_op)
+        cache, op = self.caches[asked.worker], asked.moment_op
+        return op is not None and cache.whole(op) and cache.told(op)
 
     def _ladder(self, facts: Facts, delivered: int | None) -> Ladder:
-        asked, size, ever = facts.asked, self.block_size, 0
-        while ever < len(asked.chain) and self._first_stored_s.get(asked.chain[ever], math.inf) <= asked.dispatched_s:
-            ever += 1
-        return Ladder(ever * size, max(facts.held.values()) * size, facts.held[asked.worker] * size, delivered)
+        if not self._tellable(facts.asked) or not facts.asked.chain:
+            return Ladder(None, None, None, delivered)
+        size = self.block_size
+        most = max(facts.asked.ask.prompt_tokens - 1, 0) // size
+        ideal, held = (min(blocks, most) * size for blocks in (facts.ideal, max(facts.held.values())))
+        return Ladder(ideal, held, None if facts.seen is None else min(facts.seen, most) * size, delivered)
 
-    def _cause(self, facts: Facts, i: int, k: int) -> tuple[Cause, str]:
+    def _cause(self, facts: Facts, i: int, k: int, before: Cause | None) -> tuple[Cause, str]:
+        """before: of the block before, if it was computed, too."""
         asked = facts.asked
         name, own = asked.chain[i], self.caches[asked.worker]
         if i < k:
@@ -314,17 +344,21 @@ class History:
         # 2: somebody else is computing it
         for other_id in asked.beside:
             other = self.asked[other_id]
-            if name in other.stored_s and other.stored_s[name] > asked.dispatched_s:
+            if name not in other.stored_s or other.stored_s[name] <= asked.dispatched_s or facts.held[other.worker] > i:
+                continue
+            if other.worker != asked.worker or other.ended is None or other.ended.time_s > facts.moment_s:
                 return Cause.IN_FLIGHT, f"{other_id} stored it at {other.stored_s[name]:.4f}"
 
         # 3: new
-        first = own.first_store(name, asked.moment_op)
-        place = self._places if first is None else own.batch_of(first).place
-        if name not in self._first_stored or self._first_stored[name] >= place:
+        if i >= facts.ideal:
             return self._new(facts, i)
 
+        # held, but not what comes before it
+        if own.copies(name, asked.moment_op) > 0:
+            return (Cause.UNEXPLAINED if before is None else before), "held, but not what comes before it"
+
         # 4: the router's view was stale
-        if facts.seen > i:
+        if facts.seen is not None and facts.seen > i:
             return Cause.STALE_VIEW, f"held at {asked.sent.clock}"
 
         # 5: another worker held it
@@ -334,35 +368,42 @@ class History:
             return Cause.MISROUTED if cheaper else Cause.LOAD_BYPASS, f"held by {', '.join(map(str, elsewhere))}"
 
         # 6: w lost it
-        before = asked.moment_op if first is None else first
-        if own.stored_before(name, before):
-            if own.copies(name, before) > 0:
-                return Cause.UNEXPLAINED, "held, but not what comes before it"
-            last = max(op for op, _ in own.deeds[name] if op < before)
-            if own.emptied_before(before) > last:
+        if own.stored_before(name, asked.moment_op):
+            last = max(op for op, _ in own.deeds[name] if op < asked.moment_op)
+            if own.emptied_before(asked.moment_op) > last:
                 return Cause.CLEARED, "cleared or restarted"
             return Cause.EVICTED, f"deed {last}"
 
         # 7: others had it
-        return Cause.EVICTED_ELSEWHERE, f"first stored in batch {self._first_stored[name]}"
+        return Cause.EVICTED_ELSEWHERE, f"first stored at {self.first_stored_s[name]:.4f}"
 
     def _new(self, facts: Facts, i: int) -> tuple[Cause, str]:
         """Its tokens by what was known of their content before the dispatch; the kind with most of them."""
         tokens = facts.content[i * self.block_size : (i + 1) * self.block_size]
         if not tokens:
             return Cause.FIRST_SEEN, "no content is told"
+        if i == 0:
+            tokens = [Cause.TOO_SHORT] * facts.shared_tokens + tokens[facts.shared_tokens :]
         count = Counter(tokens)
-        most = max(count, key=lambda c: (count[c], -tokens.index(c)))
+        most = max(count, key=lambda c: (count[c], -c))
         return most, f"{dict(count)}"
 
     def known(self, kind: str, name: int, before_s: float) -> set[int]:
-        """Namespaces in which this content was described by earlier decisions."""
+        """Namespaces in which decisions before this time described the content."""
         return {space for space, time_s in self._content.get((kind, name), {}).items() if time_s < before_s}
 
     def _cheaper(self, asked: Asked, who: WorkerId) -> bool:
-        """By the decision's candidates; where it says nothing of one, prefill alone counts: who holds more needs less."""
-        cost = {(c["worker"], c["rank"]): c["cost_s"] for c in asked.sent.fields["candidates"]}
-        theirs, ours = cost.get((who.worker, who.rank)), cost.get((asked.worker.worker, asked.worker.rank))
-        if theirs is None or ours is None:
-            return True
-        return bool(theirs < ours)
+        """By the decision's candidates. Who cannot be chosen is no cheaper choice."""
+        costs = {(c["worker"], c["rank"]): c for c in asked.sent.fields["candidates"]}
+        theirs, ours = costs.get((who.worker, who.rank)), costs[asked.worker.worker, asked.worker.rank]
+        if theirs is None:  # the decision lists the best: who is not listed is dearer than those
+            others = [_cost_s(c) for c in costs.values() if c is not ours and c["allowed"]]
+            return max(others, default=math.inf) < _cost_s(ours)
+        return bool(theirs["allowed"]) and _cost_s(theirs) < _cost_s(ours)
+
+
+def _cost_s(candidate: dict[str, Any]) -> float:
+    """As the policy reckoned, else (a policy without costs) by the cost model's terms."""
+    if candidate["cost_s"] is not None:
+        return float(candidate["cost_s"])
+    return float(0.5 * candidate["queue_s"] + candidate["prefill_s"] + candidate["load_s"] + candidate["decode_s"])

@@ -271,6 +271,13 @@ def test_traces_become_flows() -> None:
     assert [o.cached_tokens for o in records.outcomes.values()] == [0, 64]
 
 
+def test_a_request_without_tokens_is_refused_and_an_empty_text_is_a_space() -> None:
+    with pytest.raises(ValueError, match="at least one token each way, not 0 and 8"):
+        prompt(1, 0)
+    (flow,) = text_flows([TextRequest(1.0, "s", "", "")], S, "sim")
+    assert next(flow.turns).make(S).prompt_tokens == 1
+
+
 def test_an_answer_that_comes_back_in_the_next_prompt_is_a_hit() -> None:
     tokens, answer = np.arange(40, dtype=np.uint32), np.arange(100, 130, dtype=np.uint32)
     first, second = (ask_of_tokens(t, answer, BLOCK, "sim") for t in (tokens, np.concatenate([tokens, answer, tokens])))
