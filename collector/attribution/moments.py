@@ -336,7 +336,8 @@ def assign(
             at = r.own[1]
             first = len(r.chain) - int(ring[at & e_mask]["count"])
             events = np.empty(max(first, 0), np.int64)
-            found = _chunks(ring, state.ring_hashes, reach, at, r.chain, first, r.started_s - tolerance_s, events)
+            # Without the tolerance: an answer that the prompt goes on with may have ended just before.
+            found = _chunks(ring, state.ring_hashes, reach, at, r.chain, first, r.started_s, events)
             r.chunks = tuple(events[:found].tolist())
     for r in open_:
         if r.decode is None:

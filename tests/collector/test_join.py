@@ -87,7 +87,7 @@ def test_what_open_requests_hold_is_known_and_the_oldest_have_to_go_first() -> N
     assert [r.request_id for r in join.beyond(3 * one)] == ["q0", "q1", "q2"]
     assert join.beyond(join.held_bytes) == []
     join.decision(decision("q0", 11.0, "w1", attempts=(FAILED,)), (DECIDED, 9), 11.0)
-    assert join.held_bytes == 5 * one - 80_000
+    assert join.held_bytes == 5 * one - 160_000
     for r in list(join.open.values()):
         join.close(r)
     assert join.held_bytes == 0

@@ -194,6 +194,18 @@ def test_the_clocks_of_router_and_engine_may_differ_by_the_tolerance() -> None:
     assert request.own is not None
 
 
+def test_the_end_of_an_answer_just_before_the_next_turn_is_no_chunk_of_it() -> None:
+    state = state_of(
+        begun(),
+        batch(A, 1, 1, AT + 1, event(Kind.STORED, [1, 2], parent=9)),
+        batch(A, 1, 2, AT + 1.99, event(Kind.STORED, [3], parent=2)),
+        batch(A, 1, 3, AT + 3, event(Kind.STORED, [4], parent=3)),
+    )
+    request = asks([1, 2, 3, 4], AT + 2, AT + 5)
+    assign(state, (0,), [request], tolerance_s=0.05)
+    assert tell(state, (0,), request) == Hit(3, 0, "")
+
+
 def test_telling_before_the_end_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError, match="has not ended"):
         tell(state_of(begun()), (0,), asks([1], AT, None))
