@@ -53,6 +53,7 @@ from collector.store.retention import Keep, expired
 from collector.store.segments import Segment, read_segments, sweep, write_segment
 from collector.store.state import Commit, State, StateError
 from collector.store.upkeep import Upkeep
+from collector.warm_up import warm_up
 from collector.worker_rows import worker_rows
 from schemas.settings import SettingsError
 from schemas.stream import BadStreamUrl, Stream, open_stream
@@ -508,6 +509,7 @@ def run(settings: CollectorSettings) -> int:
         stream = open_stream(settings.stream)
     except BadStreamUrl as e:
         raise SettingsError(f"setting `stream`: {e}") from e
+    warm_up(log.info)  # before signals wait for the end of a turn: a minute would be too long, and nothing is begun yet
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())

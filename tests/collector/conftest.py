@@ -6,10 +6,8 @@ import pytest
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A short life of a whole collector."""
-    from tests.collector.analytics.test_restart import collected, written  # here, since not every test has all of its packages
+def compiled_kernels() -> None:
+    """Usually done already, outside of a test's time: see the hook in tests/conftest.py."""
+    from collector.warm_up import warm_up  # here, since not every test has all of its packages
 
-    folder = tmp_path_factory.mktemp("warm")
-    with written(folder, sessions=2) as stream:
-        collected(folder / "data", stream)
+    warm_up(lambda text: None)
