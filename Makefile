@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help setup demo test lint check-types unit bench-ingest bench-attribution bench-bridge bench-router bench-reuse constraints clean
+.PHONY: help setup demo test lint check-types unit bench-ingest bench-attribution bench-bridge bench-router bench-reuse bench-truth constraints clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -60,6 +60,9 @@ bench-router: $(INSTALLED) ## our router beside its peers, and the decision alon
 
 bench-reuse: $(INSTALLED) ## reuse curves on the public traces: speed, and errors beyond the memory budget
 	@$(BIN)/python -m bench.bench_reuse
+
+bench-truth: $(INSTALLED) ## causes of the collector against the simulator's full knowledge, block by block
+	@$(BIN)/python -m bench.bench_truth
 
 constraints: ## pin anew (needs uv); review the change before you commit it
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \

@@ -59,7 +59,7 @@ CASES = {
         "mooncake-fast25/conversation_trace.jsonl.gz", spec(512, 1500, 8, one_at_a_time=True), _mooncake, 300
     ),
     "mooncake synthetic": TraceCase("mooncake-fast25/synthetic_trace.jsonl.gz", spec(512, 1500, 8), _mooncake, 150),
-    "claude code": TraceCase("kv-cache-tester-claude-code/claude_code_710.runs.jsonl.gz", spec(64, 12_000), _claude, 1, 71),
+    "claude code": TraceCase("kv-cache-tester-claude-code/claude_code_710.runs.jsonl.gz", spec(64, 12_000), _claude, 1, 10),
     "ragpulse": TraceCase("ragpulse", spec(64, 1000), _rag, 70),
     "lmcache miniswe": TraceCase(LMCACHE, spec(32, 2000), _texts("miniswe"), 30),
     "lmcache magagent": TraceCase(LMCACHE, spec(32, 2000), _texts("magagent"), 30),

@@ -31,7 +31,7 @@ def test_the_collector_tells_each_blocks_cause_as_it_was(name: str) -> None:
 
 
 @pytest.mark.traces
-@pytest.mark.parametrize(("name", "policy"), zip(CASES, itertools.cycle(["round_robin", "cost"]), strict=False))
+@pytest.mark.parametrize(("name", "policy"), list(zip(CASES, itertools.cycle(["round_robin", "cost"]), strict=False)))
 def test_the_beginning_of_a_public_trace_is_told_as_it_was(name: str, policy: str) -> None:
     case = CASES[name]
     flows = case.flows(trace(case.file), case.part)
