@@ -105,7 +105,7 @@ class Collector:
         self._saved_blocks, self._saved_at_s = 0, 0.0
         self._live_tables: dict[int, dict[str, pa.Table]] = {}
         self._live_rows: dict[str, pa.Table] = {}
-        self._live_rows_at_s = self._counted_at_s = 0.0
+        self._live_rows_at_s, self._counted_at_s = -math.inf, 0.0
         self._replay_after: int | None = None
         self._lock: FolderLock | None = None
         self._in_commit: tuple[Commit, list[int]] | None = None
@@ -335,6 +335,8 @@ class Collector:
         for name in change.unlinked:
             self._retired.pop(name, None)
         self._changed |= bool(change.added or change.removed or change.live)
+        if self.core.analyses.outputs():
+            self._live_rows_at_s = -math.inf  # these rows are in segments now, and would count twice
         self.fold.written()
         self.core.analyses.written()
         self.core.contents.written()
@@ -403,8 +405,12 @@ class Collector:
         self.metrics.published(fold, self.health, found, stand)
 
     def _analyses_rows(self, now_s: float) -> dict[str, pa.Table]:
-        """Rows of the analyses' open windows; made anew every few seconds, since some take a while to make."""
-        if now_s - self._live_rows_at_s >= LIVE_EVERY_S or now_s < self._live_rows_at_s:
+        """Rows of the analyses' open windows; made anew every few seconds, since some take a while to make.
+
+        None before the journal was fed again: windows that the checkpoint holds open may be segments by now."""
+        if self._replay_after is not None:
+            return {}
+        if not 0 <= now_s - self._live_rows_at_s < LIVE_EVERY_S:
             self._live_rows_at_s = now_s
             self._live_rows = {table: from_rows(SCHEMAS[table], rows) for table, rows in self.core.analyses.live().items()}
         return self._live_rows

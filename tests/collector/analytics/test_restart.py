@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def written(folder: Path, sessions: int) -> Iterator[Stream]:
     traffic = AgentTraffic(start_s=s, spread_s=60.0, sessions=sessions, think_s=4.0, seed=3, stamps=(Stamp(s + 30, "agent-0"),))
     spec = FleetSpec(workers=3, engine=EngineSpec(block_size=16, capacity_blocks=700), seed=3)
     with open_stream(f"local:{folder / 'stream.sqlite'}?durability=process") as stream:
-        stream.ensure_topics(topic_specs("", 1))
+        stream.ensure_topics([replace(t, retention_s=None) for t in topic_specs("", 1)])  # the fleet's time may be long ago
         writer = stream.writer()
         Fleet(spec, to_stream(writer)).run(
             traffic.flows(), [Restart(s + 50, "w1"), UsePolicy(s + 70, "round_robin"), UsePolicy(s + 90, "cost")], until_s=s + 400
@@ -119,3 +120,37 @@ def test_after_kill_9_the_analytics_equal_an_uninterrupted_runs(
     assert killed_again_and_again(tmp_path, stream, random.Random(seed)) >= 2
     for name, sql in QUESTIONS.items():
         assert ask(tmp_path, sql) == holds[name], name
+
+
+COUNTS = """SELECT 'pressure', window_start, pool, worker, count(*) FROM pressure GROUP BY ALL
+            UNION ALL SELECT 'reuse', window_start, pool, worker, count(*) FROM reuse_curves WHERE kind = 'ideal' GROUP BY ALL"""
+
+
+def test_no_published_file_counts_a_window_twice_when_it_closes_or_after_kill_9(
+    undisturbed: tuple[Stream, dict[str, list[tuple[Any, ...]]]], tmp_path: Path
+) -> None:
+    stream, holds = undisturbed
+    found: list[list[tuple[Any, ...]]] = []
+
+    def look(step: str) -> None:
+        if step == "published":
+            found.append(ask(tmp_path, COUNTS))
+
+    victim = Collector(settings(tmp_path, **LONG, poll_records=400), stream, at_step=look)
+
+    def once(_now_s: float) -> bool:
+        return not victim._checkpoint and bool(victim.core.analyses.live()["pressure"])
+
+    victim._wants_checkpoint = once  # type: ignore[method-assign]  # with the first window open, and never again
+    victim.start()
+    drain(victim, stream)
+    closed = [s for s in victim.manifest if s.table == "pressure"]
+    assert victim._checkpoint and closed[0].lo > victim._checkpoint["number"], "a window closed after the checkpoint"
+    victim.close()
+    heir = Collector(settings(tmp_path, **LONG), stream, at_step=look)
+    heir.start()
+    drain(heir, stream)
+    heir.stop()
+    assert sum(map(bool, found)) > 3 and len({row[1] for rows in found for row in rows}) > 1
+    assert [row for rows in found for row in rows if row[-1] > 1] == []
+    assert ask(tmp_path, QUESTIONS["pressure"]) == holds["pressure"]
