@@ -637,8 +637,7 @@ class Fold:
         return min((s for r in self.join.open.values() if (s := r.started_s) is not None), default=np.inf)
 
     def take_told(self) -> list[Attributed]:
-        """For the analyses; they keep them until they are journaled. In the order of their ends, so that it matters little how many were told
-        at once."""
+        """For the analyses; they keep them until they are journaled. In the order of their ends, however many were told at once."""
         told, self.told = sorted(self.told, key=lambda r: (r.ended_s, r.request_id)), []
         return told
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from collector.store.segments import Segment
 
@@ -42,22 +43,32 @@ def expired(manifest: Iterable[Segment], keep: Mapping[str, Keep], now_s: float)
 
 
 def mergeable(manifest: Iterable[Segment], fan_in: int = FAN_IN, merge_bytes: int = MERGE_BYTES) -> Sequence[Segment] | None:
-    """A run of neighbouring segments of one table and level that should become one; None: nothing to do."""
-    groups: dict[tuple[str, int], list[Segment]] = {}
+    """A run of neighbouring segments of one table and level that should become one; None: nothing to do.
+
+    Nothing of the table lies between them, so that rows keep the order of their commits. As many as `fan_in`, or fewer before one that is
+    too big to be merged, where no more can come.
+    """
+    by_table: dict[str, list[Segment]] = {}
     for s in manifest:
-        if s.size_bytes * 2 <= merge_bytes:
-            groups.setdefault((s.table, s.level), []).append(s)
-    for (_, _), segments in sorted(groups.items(), key=lambda g: g[0][1]):
-        if len(segments) < fan_in:
-            continue
-        segments.sort(key=lambda s: s.lo)
+        by_table.setdefault(s.table, []).append(s)
+    found: list[Sequence[Segment]] = []
+    for segments in by_table.values():
         run: list[Segment] = []
-        size = 0
-        for s in segments[:fan_in]:
-            if run and size + s.size_bytes > merge_bytes:
+        for s in sorted(segments, key=lambda s: s.lo):
+            big = s.size_bytes * 2 > merge_bytes
+            if run and (big or s.level != run[0].level):
+                if big and len(run) > 1:
+                    found.append(_within(run, merge_bytes))
+                run = []
+            if not big:
+                run.append(s)
+            if len(run) == fan_in:
+                found.append(_within(run, merge_bytes))
                 break
-            run.append(s)
-            size += s.size_bytes
-        if len(run) > 1:
-            return run
-    return None
+    return min(found, key=lambda run: run[0].level, default=None)
+
+
+def _within(run: Sequence[Segment], merge_bytes: int) -> Sequence[Segment]:
+    """The first of them, two at least, whose sizes add up to at most merge_bytes."""
+    sizes = accumulate(s.size_bytes for s in run)
+    return run[: max(2, sum(size <= merge_bytes for size in sizes))]

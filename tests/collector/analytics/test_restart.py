@@ -20,7 +20,7 @@ from simulator.fleet import START_S, Fleet, FleetSpec, Restart, UsePolicy, to_st
 from simulator.virtual_worker import EngineSpec
 from tests.collector.driven import ask, drain, settings
 
-LONG = {"recent_hashes": 1 << 20, "recent_events": 1 << 16, "bucket_close_s": 30.0}
+LONG: dict[str, Any] = {"recent_hashes": 1 << 20, "recent_events": 1 << 16, "bucket_close_s": 30.0}
 
 
 @contextlib.contextmanager
@@ -127,7 +127,7 @@ COUNTS = """SELECT 'pressure', window_start, pool, worker, count(*) FROM pressur
 
 
 def test_no_published_file_counts_a_window_twice_when_it_closes_or_after_kill_9(
-    undisturbed: tuple[Stream, dict[str, list[tuple[Any, ...]]]], tmp_path: Path
+    undisturbed: tuple[Stream, dict[str, list[tuple[Any, ...]]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, holds = undisturbed
     found: list[list[tuple[Any, ...]]] = []
@@ -141,7 +141,7 @@ def test_no_published_file_counts_a_window_twice_when_it_closes_or_after_kill_9(
     def once(_now_s: float) -> bool:
         return not victim._checkpoint and bool(victim.core.analyses.live()["pressure"])
 
-    victim._wants_checkpoint = once  # type: ignore[method-assign]  # with the first window open, and never again
+    monkeypatch.setattr(victim, "_wants_checkpoint", once)  # with the first window open, and never again
     victim.start()
     drain(victim, stream)
     closed = [s for s in victim.manifest if s.table == "pressure"]

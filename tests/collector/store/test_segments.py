@@ -81,6 +81,16 @@ def test_sixteen_small_neighbours_of_a_level_are_merged_and_big_ones_left_alone(
     assert mergeable(mixed) is None
 
 
+def test_only_neighbours_are_merged_so_that_rows_keep_the_order_of_their_commits() -> None:
+    """A journal is fed again in that order."""
+    before, big, after = [segment(i) for i in range(5)], segment(5, size=40 << 20), [segment(i) for i in range(6, 30)]
+    assert mergeable([big, *after, *before]) == before
+    merged = segment(0, level=1)
+    assert mergeable([merged, big, *after[:15]]) is None
+    assert mergeable([merged, big, *after]) == after[:16]
+    assert mergeable([segment(0), big]) is None
+
+
 def test_times_of_broken_clocks_are_clamped_to_what_a_timestamp_holds() -> None:
     assert micros(1.5) == 1_500_000
     assert from_rows(SCHEMAS["changes"], [(micros(1e300), "note", "x", None, None, None)]).num_rows == 1
