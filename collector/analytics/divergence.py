@@ -12,7 +12,8 @@ depth is not known have a row without one, and so does a kind of which no reques
 denominators `all_requests` and `all_prompt_tokens`, the same in all its rows.
 
 Invariants: within a window and kind, requests add up to those that diverged, diverged_tokens to the tokens of that cause. Pure; equal
-input, equal rows. Bounded: `KINDS` kinds a window (further ones share one without labels) of at most 233 bins, `OPEN_WINDOWS` windows.
+input, equal rows. Bounded: `KINDS` kinds a window and `HELD_KINDS` in all open ones (further ones share one without labels) of at most 233
+bins, `OPEN_WINDOWS` windows: a collector that catches up reads many windows at once, and counts each on its own.
 
 Rejected: every depth by itself (a client that sends random beginnings has as many as requests), quantiles of depth (the one depth at which
 a template breaks is a peak, which quantiles blur).
@@ -36,7 +37,8 @@ from schemas.tables.losses import DIVERGENCE
 
 __all__ = ["ContentIndex", "Divergence", "Known", "Told", "bin_of"]
 
-KINDS, OPEN_WINDOWS = 1024, 3
+KINDS, HELD_KINDS, OPEN_WINDOWS = 1024, 3072, 288
+"""A day of windows is open at most; what comes beyond, as of a clock gone wild, counts in the nearest open one."""
 _ID_CHARACTERS = 256
 _DIVERGED = int(Cause.DIVERGED)
 _BYTES_A_BIN, _BYTES_A_KIND = 500, 1000  # Python's own objects, about
@@ -73,6 +75,8 @@ class Divergence:
 
     def __init__(self) -> None:
         self._windows: dict[int, dict[Kind, _Counts]] = {}
+        self._kinds = 0
+        """Kinds of all open windows."""
         self._closed = 0
         """Windows before this number are closed."""
 
@@ -80,11 +84,12 @@ class Divergence:
         for r in requests:
             kinds = self._windows.setdefault(self._window_of(r.prefill_s), {})
             kind: Kind = (r.pool, r.model, r.route, r.tenant, r.template)
-            if kind not in kinds and len(kinds) >= KINDS:
+            if kind not in kinds and (len(kinds) >= KINDS or self._kinds >= HELD_KINDS):
                 kind = VARIOUS
             counts = kinds.get(kind)
             if counts is None:
                 counts = kinds[kind] = _Counts(0, 0, {})
+                self._kinds += 1
             counts.requests += 1
             counts.prompt_tokens += r.prompt_tokens
             causes = r.run_causes.tobytes()
@@ -113,7 +118,7 @@ class Divergence:
         rows: Rows = []
         for window in sorted(w for w in self._windows if w < self._closed):
             rows += self._rows(window)
-            del self._windows[window]
+            self._kinds -= len(self._windows.pop(window))
         return {DIVERGENCE.name: rows}
 
     def save(self) -> Mapping[str, npt.NDArray[Any]]:
@@ -134,6 +139,7 @@ class Divergence:
             }
             for window, kinds in kept["windows"]
         }
+        self._kinds = sum(map(len, self._windows.values()))
 
     def held_bytes(self) -> int:
         """About."""
@@ -143,7 +149,7 @@ class Divergence:
     def _window_of(self, at_s: float) -> int:
         """The window of this time; of one that is closed, or one too many, the open one that is nearest."""
         window = max(self._closed, int(at_s // WINDOW_S))
-        if window in self._windows or len(self._windows) < OPEN_WINDOWS:
+        if window in self._windows or not self._windows or (len(self._windows) < OPEN_WINDOWS and self._kinds < HELD_KINDS):
             return window
         return min(self._windows, key=lambda w: (abs(w - window), w))
 

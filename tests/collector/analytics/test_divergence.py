@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from collector.analytics.attributed import WINDOW_S, Attributed
-from collector.analytics.divergence import KINDS, OPEN_WINDOWS, Divergence, bin_of
+from collector.analytics.divergence import HELD_KINDS, KINDS, OPEN_WINDOWS, Divergence, bin_of
 from schemas.causes import Cause
 from schemas.tables.losses import DIVERGENCE
 from tests.collector.analytics.told import told
@@ -118,10 +118,32 @@ def test_closed_windows_come_out_once_and_what_is_late_counts_in_the_oldest_open
     assert rows_of(analysis.close(300.0)) == []
 
 
+def test_a_collector_that_catches_up_counts_each_window_on_its_own() -> None:
+    analysis = Divergence()
+    analysis.take([request(5, 10, at_s=300.0 * i + 1) for i in range(100) for _ in range(2)])
+    rows = rows_of(analysis.close(300.0 * 100))
+    assert [(r["window_start"], r["requests"]) for r in rows] == [(300_000_000 * i, 2) for i in range(100)]
+    assert rows_of(analysis.live()) == []
+
+
+def test_kinds_of_all_open_windows_are_bounded_and_closing_makes_room_also_after_a_restart() -> None:
+    analysis = Divergence()
+    for window in range(4):
+        analysis.take([request(5, 10, route=f"r{i}", at_s=300.0 * window + 1) for i in range(KINDS)])
+    found = Counter(r["window_start"] // 300_000_000 for r in rows_of(analysis.live()))
+    assert found == {0: KINDS, 1: KINDS, 2: KINDS} and sum(found.values()) == HELD_KINDS
+    loaded = Divergence()
+    loaded.load(analysis.save())
+    for one in (analysis, loaded):
+        one.close(300.0)
+        one.take([request(5, 10, route="new", at_s=901.0)])
+        assert (900_000_000, "new") in {(r["window_start"], r["route"]) for r in rows_of(one.live())}
+
+
 def test_it_is_bounded_whatever_clients_name_and_clocks_say() -> None:
     analysis = Divergence()
     analysis.take([request(i, 10, route=f"r{i}") for i in range(KINDS + 50)])
-    analysis.take([request(5, 10, at_s=1e6 * i) for i in range(1, 20)])
+    analysis.take([request(5, 10, at_s=1e6 * i) for i in range(1, OPEN_WINDOWS + 20)])
     rows = rows_of(analysis.live())
     assert len({r["window_start"] for r in rows}) == OPEN_WINDOWS
     first = [r for r in rows if r["window_start"] == 900_000_000]
