@@ -39,11 +39,11 @@ def main() -> None:
     asked = parser.parse_args()
     kept = RESULTS / "truth.json"
     out: dict[str, Any] = {"scenarios": {}, "traces": {}} if asked.only is None or not kept.exists() else json.loads(kept.read_text())
-    out["machine"] = describe_machine()
     for name, scenario in SCENARIOS.items():
         if wanted(name, asked.only):
             runs = [partial(play, scenario, seed=seed) for seed in range(1, asked.seeds + 1)]
             out["scenarios"][name] = added([timed(name, run) for run in runs])
+            keep(out)
     for name, case in CASES.items():
         path = asked.traces / case.file
         if not wanted(name, asked.only):
@@ -55,12 +55,18 @@ def main() -> None:
             label = f"{name}, {policy}"
             run = partial(compared, replace(case.spec, policy=policy), case.flows(path, case.whole), (), Feeder(1 << 18, 1 << 18, 1 << 22))
             out["traces"][label] = added([timed(label, run)])
+            keep(out)
+    print(json.dumps(out))
+
+
+def keep(out: dict[str, Any]) -> None:
+    """After each part: a run that is stopped has not been for nothing."""
+    out["machine"] = describe_machine()
     out["all"] = {
         key: sum(part[key] for kind in ("scenarios", "traces") for part in out[kind].values())
         for key in ("requests", "blocks", "not_told", "hits_that_differ", "blocks_that_deviate", "not_conserved")
     }
     write_result("truth", out)
-    print(json.dumps(out))
 
 
 def wanted(name: str, only: list[str] | None) -> bool:
