@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from collector.analytics.analyses import JOURNAL, entries_after
+from collector.analytics.attributed import WINDOW_S
 from collector.analytics.contents_journal import CONTENTS
 from collector.core import Core
 from collector.fold import Fold
@@ -57,6 +58,7 @@ from collector.warm_up import warm_up
 from collector.worker_rows import worker_rows
 from schemas.settings import SettingsError
 from schemas.stream import BadStreamUrl, Stream, open_stream
+from schemas.tables.losses import PRESSURE
 from schemas.tables.published import MAJOR, MINOR
 from schemas.topics import DECISIONS, KV_EVENTS, OUTCOMES, WORKER_LOAD
 
@@ -157,9 +159,7 @@ class Collector:
             try:
                 self.core.load(read_checkpoint(self._checkpoints_dir, name))
             except (OSError, ValueError, KeyError) as e:
-                log.warning("the checkpoint %s cannot be read (%s): the cache state is rebuilt from the stream alone", name, e)
-                self._checkpoint = {}
-                self.core = Core.of(self.settings)
+                self._begin_without(name, int(self._checkpoint.get("number", 0)), e)
         fold = self.core.fold
         self._replay_after = int(self._checkpoint.get("number", 0))
         sweep_checkpoints(self._checkpoints_dir, name if isinstance(name, str) else None)
@@ -178,6 +178,21 @@ class Collector:
             for row in rows.slice(max(0, rows.num_rows - REMEMBERED)).to_pylist():
                 fold.join.remember(row["request_id"], row["decision_missing"], row["outcome_missing"])
 
+    def _begin_without(self, checkpoint: str, number: int, error: Exception) -> None:
+        """The journal before the checkpoint of this commit is gone with it: what is known again is less than it was, and that is said."""
+        self._checkpoint = {}
+        self.core = Core.of(self.settings)
+        text = (
+            f"collector: the checkpoint {checkpoint} cannot be read ({error}): caches are rebuilt from the stream alone; hotspots, reuse "
+            f"curves, divergence, pressure and fitted costs begin with what was told after commit {number}, so windows that were open then "
+            "are incomplete; text described before it counts as never seen"
+        )
+        log.warning("%s", text)
+        self.fold.note(self._clock(), "note", text)
+        written_us = [s.newest_us for s in self.manifest if s.table == PRESSURE.name]
+        if written_us:  # removals are read again from the oldest on: those of windows that are segments count there
+            self.fold.lives.close(max(written_us) / 1e6 + WINDOW_S)
+
     def _replay(self) -> None:
         """Feeds the analyses what the commits after the checkpoint's told them, in their order. Once, after the kv-events of that time
         were read again, since some of them look uses of blocks up among these."""
@@ -187,13 +202,16 @@ class Collector:
         for segment in [x for x in self.manifest if x.table in JOURNALS and x.hi > after]:
             try:
                 rows = read_segments(self._segments_dir, [segment])
-            except (OSError, pa.ArrowException) as e:
-                log.warning("the journal %s cannot be read (%s): hotspots, curves and the like miss its requests", segment.name, e)
+                if segment.table == CONTENTS:
+                    self.core.contents.replay(rows, after)
+                    continue
+                entries = entries_after(rows, after)
+            except (OSError, pa.ArrowException, KeyError, TypeError) as e:  # the last two: of a version that had other columns
+                text = f"collector: the journal {segment.name} cannot be read ({e}): hotspots, curves and the like miss its requests"
+                log.warning("%s", text)
+                self.fold.note(self._clock(), "note", text)
                 continue
-            if segment.table == JOURNAL:
-                self.core.analyses.replay(entries_after(rows, after))
-            else:
-                self.core.contents.replay(rows, after)
+            self.core.analyses.replay(entries)
 
     # the loop
 
@@ -265,6 +283,7 @@ class Collector:
 
     def _commit(self, now_s: float) -> None:
         began = time.perf_counter()
+        self._replay()
         fold = self.fold
         committed = self._state.number  # raises while the database cannot be used: what became of the last try is not known before
         if self._in_commit is not None and committed == self._in_commit[0].number:
@@ -278,7 +297,6 @@ class Collector:
         outputs = fold.outputs()
         if closing:
             outputs |= self._published_buckets(closing)
-        self._replay()
         analyses, contents = self.core.analyses, self.core.contents
         if now_s - self._counted_at_s >= COUNT_EVERY_S or now_s < self._counted_at_s:
             self._counted_at_s = now_s

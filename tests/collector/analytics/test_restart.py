@@ -122,6 +122,43 @@ def test_after_kill_9_the_analytics_equal_an_uninterrupted_runs(
         assert ask(tmp_path, sql) == holds[name], name
 
 
+def test_without_its_checkpoint_closed_windows_stay_as_they_were_and_what_is_missing_is_said(
+    undisturbed: tuple[Stream, dict[str, list[tuple[Any, ...]]]], tmp_path: Path
+) -> None:
+    stream, _ = undisturbed
+    collected(tmp_path, stream)
+    closed = "SELECT * FROM {} WHERE window_start < (SELECT max(window_start) FROM pressure) ORDER BY ALL"
+    tables = ("pressure", "prefixes", "divergence", "reuse_curves")
+    before = [ask(tmp_path, closed.format(t)) for t in tables]
+    assert all(before)
+    (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-1000])
+    collected(tmp_path, stream)
+    assert [ask(tmp_path, closed.format(t)) for t in tables] == before
+    ((text,),) = ask(tmp_path, "SELECT text FROM changes WHERE text LIKE '%checkpoint%'")
+    assert f"checkpoint {checkpoint.name} cannot be read" in text
+    assert f"after commit {int(checkpoint.stem)}" in text
+
+
+def test_a_journal_that_cannot_be_read_is_said(
+    undisturbed: tuple[Stream, dict[str, list[tuple[Any, ...]]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, holds = undisturbed
+    victim = Collector(settings(tmp_path, **LONG), stream)
+    monkeypatch.setattr(victim, "_wants_checkpoint", lambda _now_s: False)
+    victim.start()
+    drain(victim, stream)
+    victim.close()
+    damaged = sorted(tmp_path.glob("segments/journal*/*.parquet"))
+    assert {p.parent.name for p in damaged} == {"journal", "journal_contents"}
+    for path in damaged:
+        path.write_bytes(path.read_bytes()[:100])
+    collected(tmp_path, stream)
+    said = {text for (text,) in ask(tmp_path, "SELECT text FROM changes")}
+    assert all(any(f"{p.parent.name}/{p.name} cannot be read" in text for text in said) for p in damaged)
+    assert ask(tmp_path, QUESTIONS["requests"]) == holds["requests"]
+
+
 COUNTS = """SELECT 'pressure', window_start, pool, worker, count(*) FROM pressure GROUP BY ALL
             UNION ALL SELECT 'reuse', window_start, pool, worker, count(*) FROM reuse_curves WHERE kind = 'ideal' GROUP BY ALL"""
 
