@@ -105,7 +105,7 @@ class Fold:
         self._costs = costs or NoCosts()
         self._dispatches = Dispatches(residency, contents)
         self._undispatched: dict[str, Request] = {}
-        self._looked_s = -np.inf
+        self._looked_s = self._horizon_s = -np.inf
         self._stores = Stores()
         self._kept_spans: dict[str, list[list[Any]]] = {}
         self._preempted: dict[WorkerId, deque[tuple[float, float]]] = {}
@@ -374,6 +374,7 @@ class Fold:
         That nothing more came is no news of a bridge that is gone: its word from after the end is waited for, else the hit stays untold.
         """
         before_s = min(kv_complete_s, requests_passed_s) - self._lateness_s
+        self._horizon_s = max(self._horizon_s, before_s)
         if before_s >= self._looked_s + LOOK_S:
             self._looked_s = before_s
             self._dispatch(before_s)
@@ -497,8 +498,13 @@ class Fold:
             self._dispatches.flights.forget(min(before_s, min(waiting, default=np.inf)))
 
     def spans(self) -> dict[str, list[list[Any]]]:
-        """Who was computing the same blocks as each open request, for `restore`: after a restart those that are closed are not known."""
-        return {
+        """Who was computing the same blocks as each open request, for `restore`: after a restart those that are closed are not known.
+
+        So decisions that were made before the end of a closed one are looked at first.
+        """
+        self._dispatch(self._horizon_s)
+        kept = {request_id: spans for request_id, spans in self._kept_spans.items() if request_id in self.join.open}
+        return kept | {
             r.request_id: [[s.start, s.end, s.flight.request_id, *_plain(s.flight)] for s in spans]
             for r in self.join.open.values()
             if r.dispatch is not None and r.dispatch.result is not None and (spans := r.dispatch.result.spans)
@@ -539,6 +545,7 @@ class Fold:
 
     def _tell(self, due: Mapping[tuple[str, str], list[Request]]) -> None:
         newest_s = max(r.dispatch.started_s for some in due.values() for r in some if r.dispatch is not None)
+        self._horizon_s = max(self._horizon_s, *(r.outcome.time_s for some in due.values() for r in some if r.outcome is not None))
         self._dispatch(np.nextafter(newest_s, np.inf))
         by_worker: dict[tuple[str, str], list[Running]] = {}
         for r in self.join.open.values():
