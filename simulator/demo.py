@@ -24,6 +24,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,6 +48,8 @@ SHADOWS = ("round_robin", "session_hash", "max_prefix")
 """Policies that the router asks beside the one it follows, for `warmwatch explain` and the table `shadows`."""
 ACCOUNT_LIMIT_S = 30.0
 STATUS_EVERY_S = 10.0
+PATIENCE_S = 10.0
+"""A start that takes longer is a first one on this machine, which compiles, or fetches Kafka."""
 LOOK_EVERY_S = 0.5
 
 T = TypeVar("T")
@@ -328,7 +331,13 @@ def _step(name: str, start: Callable[[], T]) -> T:
     """Starts one part, saying so before and after."""
     began = time.monotonic()
     print(f"demo: starting {name} ...", end=" ", flush=True)
-    result = start()
+    slow = threading.Timer(PATIENCE_S, print, ["(the first start on a machine takes a minute or so) ..."], {"end": " ", "flush": True})
+    slow.daemon = True
+    slow.start()
+    try:
+        result = start()
+    finally:
+        slow.cancel()
     print(f"ready ({time.monotonic() - began:.1f} s)", flush=True)
     return result
 

@@ -19,7 +19,8 @@ from simulator.settings import TINY_TOKENIZER, MockEngineSettings
 from simulator.traffic import Traffic
 
 POOL = "demo"
-START_LIMIT_S = 60.0
+START_LIMIT_S = 300.0
+"""Of a part to get ready. The first start on a machine compiles kernels: a minute or two of two cores, in all parts together."""
 Children = dict[str, Callable[[], int | None]]
 """Name of a part -> its exit status, None while it runs."""
 

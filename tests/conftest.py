@@ -1,4 +1,4 @@
-"""Fixtures that every package's tests may use."""
+"""Fixtures that every package's tests may use, and kernels that are compiled before the first of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,23 @@ from pathlib import Path
 import pytest
 
 from tests.kafka_broker import Broker, missing
+
+TESTS = Path(__file__).parent
+COMPILED = {"router", "collector", "simulator", "truth", "e2e"}
+"""Folders whose tests run a router or a collector, or what a virtual fleet has of them."""
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Compiles kernels, or loads them, in nobody's time: on a new machine that takes longer than a test or a client may wait."""
+    rooms = {item.path.relative_to(TESTS).parts[0] for item in session.items if item.path.is_relative_to(TESTS)}
+    if session.config.option.collectonly or not rooms & COMPILED:
+        return
+    from collector import warm_up as collector  # here, since not every test has all of their packages
+    from router import warm_up as router
+
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    collector.warm_up(lambda text: None if reporter is None else reporter.write_line(text))
+    router.warm_up()
 
 
 def _require_kafka() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from tests.e2e.test_demo import ask, run_demo
+from tests.e2e.test_demo import LIMIT_S, ask, run_demo
 
 SECONDS = 75
+pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
 
 @pytest.fixture(scope="module")
