@@ -97,7 +97,9 @@ def _take() -> dict[str, Any]:
     """Microseconds of `take` for a request of 2,048 blocks, pool and worker together: 1,024 agents on 64 workers, budgets full, each
     turn 64 new blocks behind 1,984 known ones, and 1 turn in 16 a new agent in the place of an old one."""
     rng = np.random.default_rng(1)
-    curves = ReuseCurves(lambda pool, worker: {"GPU": 30_000} if worker else {"GPU": 64 * 30_000})
+    capacities: dict[tuple[str, str | None], dict[str, int]] = {("p", f"w{i}"): {"GPU": 30_000} for i in range(64)}
+    capacities["p", None] = {"GPU": 64 * 30_000}
+    curves = ReuseCurves(lambda: capacities)
     fresh = 1
     chains: list[U64] = []
     system = np.arange(1 << 50, (1 << 50) + 256, dtype=np.uint64)
@@ -133,7 +135,7 @@ def _take() -> dict[str, Any]:
     saved = curves.save()
     save_ms = 1000 * (time.process_time() - began)
     began = time.process_time()
-    ReuseCurves(lambda pool, worker: None).load(saved)
+    ReuseCurves(dict).load(saved)
     load_ms = 1000 * (time.process_time() - began)
     return {
         "blocks": BLOCKS, "workers": 64, "target_us": TARGET_US, "mean_us": round(float(last.mean()), 1),

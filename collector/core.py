@@ -8,7 +8,7 @@ A checkpoint holds all of it; see analytics/analyses.py for what of it is journa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from collector.analytics.analyses import Analyses
 from collector.analytics.attributed import Analysis
-from collector.analytics.census import held_now
+from collector.analytics.census import Scope, held_now, present_now
 from collector.analytics.content_index import ContentIndex
 from collector.analytics.contents_journal import ContentsJournal
 from collector.analytics.divergence import Divergence
@@ -27,6 +27,8 @@ from collector.analytics.reuse import ReuseCurves
 from collector.fold import Fold
 from collector.residency import Residency
 from collector.settings import CollectorSettings
+from schemas.kv_events import WorkerId
+from schemas.workers import WorkerLoad
 
 GPU = "GPU"
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -58,7 +60,7 @@ class Core:
             "uses": fold.uses,
             "costs": costs,
             "divergence": Divergence(),
-            "reuse": ReuseCurves(lambda pool, worker: capacity(fold, pool, worker), s.reuse_blocks),
+            "reuse": ReuseCurves(lambda: capacities(fold.workers, fold.loads), s.reuse_blocks),
             "pressure": pressure,
             "hotspots": Hotspots(lambda prefix: holders(fold.residency, fold.workers, prefix)),
         }
@@ -85,7 +87,16 @@ class Core:
                 part.load(mine)
 
 
-def capacity(fold: Fold, pool: str, worker: str | None) -> dict[str, int] | None:
-    """Usable blocks of a worker, ranks together, or of a pool (worker None), by tier, as the engines say; None: one of them does not."""
-    sizes = [load.capacity_blocks for who, load in fold.loads.items() if who.pool == pool and worker in (None, who.worker)]
-    return {GPU: sum(n for n in sizes if n is not None)} if sizes and None not in sizes else None
+def capacities(workers: Sequence[WorkerId], loads: Mapping[WorkerId, WorkerLoad]) -> dict[Scope, dict[str, int]]:
+    """Usable blocks by tier of each worker, ranks together, and each pool, as the engines say that are there (census.py).
+
+    Not in it: of whom an engine does not say, and who is down or silent; a pool is as large as those that are left.
+    """
+    sizes: dict[Scope, list[int | None]] = {}
+    for who, there in zip(workers, present_now(workers, loads), strict=True):
+        if there:
+            blocks = load.capacity_blocks if (load := loads.get(who)) is not None else None
+            for scope in ((who.pool, who.worker), (who.pool, None)):
+                sizes.setdefault(scope, []).append(blocks)
+    known = {scope: [n for n in parts if n is not None] for scope, parts in sizes.items()}
+    return {scope: {GPU: sum(parts)} for scope, parts in known.items() if len(parts) == len(sizes[scope])}

@@ -38,8 +38,8 @@ from collector.analytics.stack_distance import TICKS_PER_S, Scratch, StackDistan
 
 I64 = npt.NDArray[np.int64]
 
-Capacity = Callable[[str, str | None], Mapping[str, int] | None]
-"""(pool, worker; None: the whole pool) -> usable blocks by tier, the nearest tier first; None: not known."""
+Capacities = Callable[[], Mapping[tuple[str, str | None], Mapping[str, int]]]
+"""() -> of each pool (worker None) and worker, usable blocks by tier, the nearest tier first; who is not in it is not known."""
 
 TRACKED_BLOCKS = 2_000_000
 MAX_TRACKED = 100_000_000  # positions are 32 bits
@@ -79,14 +79,14 @@ class _Told:
 
 
 class ReuseCurves:
-    """capacity: today's; tracked_blocks: see the module."""
+    """capacities: today's; tracked_blocks: see the module."""
 
     tables = ("reuse_curves",)
 
-    def __init__(self, capacity: Capacity, tracked_blocks: int = TRACKED_BLOCKS) -> None:
+    def __init__(self, capacities: Capacities, tracked_blocks: int = TRACKED_BLOCKS) -> None:
         if not MIN_SHARE <= tracked_blocks <= MAX_TRACKED:
             raise ValueError(f"tracked_blocks must be {MIN_SHARE} to {MAX_TRACKED}, got {tracked_blocks}")
-        self._capacity = capacity
+        self._capacities = capacities
         self._budget = tracked_blocks
         self._scratch = Scratch()
         self._pools: dict[str, _Pool] = {}
@@ -160,14 +160,15 @@ class ReuseCurves:
 
     def _rows(self, starts: Iterable[int]) -> Rows:
         out: Rows = []
+        capacities = self._capacities()
         for start in starts:
             groups: dict[tuple[str, str | None], list[ReuseHistogram]] = {}
             for (pool, worker, _), histogram in self._windows[start].items():
                 groups.setdefault((pool, worker), []).append(histogram)
             for pool, worker in sorted(groups, key=lambda g: (g[0], g[1] or "")):
                 ranks = groups[pool, worker]
-                today = self._capacity(pool, worker)
-                of = (sum(h.requests for h in ranks), len(ranks), tuple((today or {}).items()))
+                today = capacities.get((pool, worker), {})
+                of = (sum(h.requests for h in ranks), len(ranks), tuple(today.items()))
                 told = self._told.get((start, pool, worker))
                 if told is None or told.of != of:
                     told = self._told[start, pool, worker] = _Told(of, _curve_rows(start, pool, worker, ranks, today))
@@ -224,12 +225,12 @@ class ReuseCurves:
         return sum(stacks) + sum(h.held_bytes() for window in self._windows.values() for h in window.values())
 
 
-def _curve_rows(start: int, pool: str, worker: str | None, ranks: Sequence[ReuseHistogram], today: Mapping[str, int] | None) -> Rows:
+def _curve_rows(start: int, pool: str, worker: str | None, ranks: Sequence[ReuseHistogram], today: Mapping[str, int]) -> Rows:
     """Rows of one window's curves. ranks: histograms of caches of equal size."""
     points: list[tuple[float | None, str | None, int]] = []
     tiers: list[str] = []
     largest = 0
-    for tier, blocks in (today or {}).items():
+    for tier, blocks in today.items():
         tiers.append(tier)
         largest = max(largest, blocks)
         points += [(scale, "+".join(tiers), max(1, round(scale * largest))) for scale in SCALES if largest > 0]

@@ -223,8 +223,8 @@ def request(chain: Chain, at_s: float, pool: str = "p", worker: str = "a", rank:
     return told(len(chain) * BLOCK + rest, at_s=at_s, chain=chain, block_size=BLOCK, pool=pool, worker=worker, rank=rank)
 
 
-def unknown(pool: str, worker: str | None) -> Mapping[str, int] | None:
-    return None
+def unknown() -> Mapping[tuple[str, str | None], Mapping[str, int]]:
+    return {}
 
 
 def named(rows: Sequence[tuple[object, ...]]) -> list[dict[str, object]]:
@@ -275,7 +275,7 @@ def test_prompts_without_names_are_on_neither_side_and_short_ones_are_asked_for(
 
 def test_scales_are_of_todays_capacity_by_tier_and_known_late_is_known() -> None:
     sizes: dict[tuple[str, str | None], Mapping[str, int]] = {}
-    curves = ReuseCurves(lambda pool, worker: sizes.get((pool, worker)), 1000)
+    curves = ReuseCurves(lambda: sizes, 1000)
     chains = [list(range(100 * i, 100 * i + 40)) for i in (1, 2, 3, 1, 2, 3)]
     curves.take([request(chain, 10) for chain in chains])
     assert not [row for row in named(curves.live()["reuse_curves"]) if row["scale"] is not None]
@@ -291,7 +291,7 @@ def test_scales_are_of_todays_capacity_by_tier_and_known_late_is_known() -> None
 
 
 def test_ranks_of_a_worker_are_caches_of_equal_shares() -> None:
-    curves = ReuseCurves(lambda pool, worker: {"GPU": 8} if worker else None, 1000)
+    curves = ReuseCurves(lambda: {("p", "a"): {"GPU": 8}}, 1000)
     for rank in (0, 1):
         chain = [10 * rank + i for i in range(1, 5)]
         curves.take([request(chain, 10, rank=rank), request(chain, 11, rank=rank)])
@@ -330,7 +330,7 @@ def test_workers_share_one_budget_and_idle_ones_give_theirs_back() -> None:
     assert set(held) == {"old", *(f"w{i}" for i in range(8))}
     assert sum(blocks for worker, blocks in held.items() if worker != "old") <= 1.45 * 8192 + 8 * 64
     curves.close(100 * 60.0 + 86_400)
-    assert "old" not in curves._pools["p"].ranks
+    assert ("old", 0) not in curves._pools["p"].ranks
     assert {c.distances.budget for c in curves._pools["p"].ranks.values()} == {1024}
 
 
