@@ -7,7 +7,7 @@ Token ids and text are not in here, but for the snippets that an operator may sw
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -101,6 +101,14 @@ class Analysis(Protocol):
     def load(self, saved: Mapping[str, npt.NDArray[Any]]) -> None: ...
 
     def held_bytes(self) -> int: ...
+
+
+def counts_in(wanted: int, windows: Collection[int], room: bool) -> int:
+    """The window in which something of window `wanted` counts: that one, or the nearest of the open ones when there is no room for more,
+    as when clocks have gone wild. Windows by number or by start."""
+    if wanted in windows or room or not windows:
+        return wanted
+    return min(windows, key=lambda w: (abs(w - wanted), w))
 
 
 _ARRAYS: dict[str, np.dtype[Any]] = {

@@ -248,12 +248,12 @@ def _learn(sums, scale, head, rows, above, hold):  # type: ignore[no-untyped-def
         g[1, 0], g[1, 1], g[1, 2] = total[1], total[3], total[4]
         g[2, 0], g[2, 1], g[2, 2] = total[2], total[4], total[5]
         v[0], v[1], v[2] = total[6], total[7], total[8]
+        head[_NEWEST] = max(head[_NEWEST], rows[k, 3])
         if hold:
             continue
         _best(g, v, now)
         off = abs(y - (used[0] + used[1] * x1 + used[2] * x2))
         head[_RESIDUAL] = max(head[_RESIDUAL] * (_STEP if off > head[_RESIDUAL] else 1 / _STEP), 1e-9)
-        head[_NEWEST] = max(head[_NEWEST], rows[k, 3])
         head[_SINCE] += 1
         if head[_SINCE] >= LEAST_BETWEEN and (_moved(sums[0], now, used) > MOVED or (n_seen & (n_seen - 1) == 0 and n_seen <= YOUNG)):
             for j in range(3):

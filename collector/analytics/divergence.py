@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collector.analytics.attributed import WINDOW_S, Attributed, Rows
+from collector.analytics.attributed import WINDOW_S, Attributed, Rows, counts_in
 from collector.analytics.content_index import ContentIndex, Known, Told
 from schemas.causes import Cause
 from schemas.tables.losses import DIVERGENCE
@@ -148,10 +148,8 @@ class Divergence:
 
     def _window_of(self, at_s: float) -> int:
         """The window of this time; of one that is closed, or one too many, the open one that is nearest."""
-        window = max(self._closed, int(at_s // WINDOW_S))
-        if window in self._windows or not self._windows or (len(self._windows) < OPEN_WINDOWS and self._kinds < HELD_KINDS):
-            return window
-        return min(self._windows, key=lambda w: (abs(w - window), w))
+        room = len(self._windows) < OPEN_WINDOWS and self._kinds < HELD_KINDS
+        return counts_in(max(self._closed, int(at_s // WINDOW_S)), self._windows, room)
 
     def _rows(self, window: int) -> Rows:
         rows: Rows = []

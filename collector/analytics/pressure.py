@@ -38,7 +38,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from collector.analytics.attributed import F64, WINDOW_S, Attributed, Rows
+from collector.analytics.attributed import F64, WINDOW_S, Attributed, Rows, counts_in
 from collector.analytics.census import Held, Scope
 from collector.analytics.distinct import Distinct, mix
 from collector.analytics.lives import Lives, Removed
@@ -280,13 +280,8 @@ class Pressure:
         return found
 
     def _window(self, at_s: float) -> _Window:
-        start = max(int(at_s // WINDOW_S * WINDOW_S), self._closed_s)
-        found = self._windows.get(start)
-        if found is None:
-            if len(self._windows) >= MAX_WINDOWS:
-                return self._windows[min(self._windows, key=lambda other: (abs(other - start), other))]
-            found = self._windows[start] = _Window()
-        return found
+        start = counts_in(max(int(at_s // WINDOW_S * WINDOW_S), self._closed_s), self._windows, len(self._windows) < MAX_WINDOWS)
+        return self._windows.setdefault(start, _Window())
 
     def _grown(self, name: int, r: Attributed) -> int | None:
         """Tokens by which the session's prompt grew."""
@@ -349,7 +344,9 @@ class Pressure:
         counts, held = window.scopes.get(scope), self._held.get(scope, Held())
         figures = window.sessions[pool].figures() if pool in window.sessions else None
         sessions, active = (None, None) if figures is None else figures.get(worker, (0, 0))
-        working = counts.blocks.estimate() if counts is not None else 0 if (pool, None) in window.scopes else None
+        # A worker of whom nothing was counted had no requests, if its pool's were counted and there was room for it.
+        none = 0 if (pool, None) in window.scopes and len(window.scopes) < self._budgets.scopes else None
+        working = none if counts is None else counts.blocks.estimate()
         pressure = None if active is None or not held.capacity_blocks else active / held.capacity_blocks
         resident, distinct = held.resident_blocks, held.distinct_blocks
         if resident is not None and distinct is not None:
@@ -361,8 +358,8 @@ class Pressure:
         return (
             start * 1_000_000, WINDOW_S, pool, worker, held.capacity_blocks, working, sessions, active, pressure, resident, distinct,
             duplication, twice, *_quantiles(lives), *_quantiles(idle),
-            0 if removed is None else len(removed.number), gaps.quantile(0.5), gaps.quantile(0.9), 0 if counts is None else counts.returned,
-            growth.quantile(0.5), growth.quantile(0.9),
+            0 if removed is None else len(removed.number), gaps.quantile(0.5), gaps.quantile(0.9),
+            none if counts is None else counts.returned, growth.quantile(0.5), growth.quantile(0.9),
         )  # fmt: skip
 
     def save(self) -> Mapping[str, npt.NDArray[Any]]:

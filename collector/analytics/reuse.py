@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collector.analytics.attributed import WINDOW_S, Attributed, Rows
+from collector.analytics.attributed import WINDOW_S, Attributed, Rows, counts_in
 from collector.analytics.reuse_histogram import ENDLESS, Curve, ReuseHistogram
 from collector.analytics.stack_distance import TICKS_PER_S, Scratch, StackDistances
 
@@ -111,10 +111,7 @@ class ReuseCurves:
                 histogram.demand(r.prompt_tokens, r.blocks)
 
     def _start(self, prefill_s: float) -> int:
-        start = max(int(prefill_s // WINDOW_S) * WINDOW_S, self._closed_s)
-        if start in self._windows or len(self._windows) < MAX_OPEN:
-            return start
-        return min(self._windows, key=lambda s: (abs(s - start), s))
+        return counts_in(max(int(prefill_s // WINDOW_S) * WINDOW_S, self._closed_s), self._windows, len(self._windows) < MAX_OPEN)
 
     def _pool(self, name: str) -> _Pool:
         pool = self._pools.get(name)

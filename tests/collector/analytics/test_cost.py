@@ -147,6 +147,15 @@ def test_unknown_costs_are_nan_and_hits_cost_nothing() -> None:
     assert row_of(model)["observations"] == cost.WARM - 1
 
 
+def test_a_first_fit_is_as_new_as_the_newest_of_its_observations() -> None:
+    rows = traffic(cost.WARM, 18).tolist()
+    model = CostModel()
+    model.take([reported(*row, at_s=1000.0 + i) for i, row in enumerate(rows[:-1])])
+    assert (row_of(model)["version"], row_of(model)["fitted_at"]) == (None, None)
+    model.take([reported(*rows[-1], at_s=2000.0)])
+    assert (row_of(model)["version"], row_of(model)["fitted_at"]) == ("fit-1", 2_001_000_000)
+
+
 def test_prompts_of_one_size_tell_no_curve() -> None:
     model = learned(np.array([[1000.0, 0, 0.1], [1010.0, 0, 0.1]] * 400))
     assert model.coefficients("p", "w", "m") is None

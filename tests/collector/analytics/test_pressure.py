@@ -146,11 +146,21 @@ def test_events_alone_give_rows_whose_requests_are_not_known() -> None:
     watch(p, 0, 2, 1000.0, Kind.REMOVED, range(2))
     row = rows(p.live())[900, "p", "a"]
     assert (row["working_set_blocks"], row["active_blocks"], row["resident_blocks"], row["removed_sample"]) == (None, None, 3, 2)
-    assert row["lifetime_p50_s"] == 70.0
+    assert (row["lifetime_p50_s"], row["returned_blocks"]) == (70.0, None)
     assert len(p.close(1200.0)["pressure"]) == 2
     assert p.live() == {"pressure": []}
     watch(p, 0, 3, 1001.0, Kind.REMOVED, range(3))
     assert p.lives.late == 1
+
+
+@pytest.mark.parametrize(("scopes", "expected"), [(8, 0), (2, None)])
+def test_a_worker_without_requests_has_none_and_one_there_is_no_room_for_is_not_known(scopes: int, expected: int | None) -> None:
+    p = pressure(Budgets(scopes=scopes))
+    p.take([told(33, 0, chain=range(2), worker="b")])
+    watch(p, 0, 1, 930.0, Kind.STORED, range(4))
+    watch(p, 0, 2, 1000.0, Kind.REMOVED, range(2))
+    row = rows(p.live())[900, "p", "a"]
+    assert (row["working_set_blocks"], row["returned_blocks"], row["removed_sample"]) == (expected, expected, 2)
 
 
 def test_a_late_request_counts_in_the_oldest_open_window_and_far_off_ones_open_no_more_than_there_is_room_for() -> None:
