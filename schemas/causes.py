@@ -69,7 +69,7 @@ ACTOR = MappingProxyType(
         Cause.CLEARED: "operator",
         Cause.EVICTED: "capacity",
         Cause.EVICTED_ELSEWHERE: "placement and capacity",
-        Cause.UNEXPLAINED: "shown, never folded into another cause",
+        Cause.UNEXPLAINED: "not known",
     }
 )
 

@@ -124,7 +124,12 @@ PREFIXES = table(
     ("tenant", "VARCHAR", "Tenant of most of its tokens."),
     ("template", "VARCHAR", "Template of most of its tokens; NULL: none was named."),
     ("snippet", "VARCHAR", "Beginning of its text; NULL unless an operator switched snippets on in the router."),
-    ("lost_tokens", "UBIGINT", "Tokens computed again by prompts that begin with it, without those that count at hotspots below it."),
+    (
+        "lost_tokens",
+        "UBIGINT",
+        "Tokens computed again by prompts that begin with it, without those that count at hotspots below it, and without first_seen and "
+        "granularity.",
+    ),
     ("total_tokens", "UBIGINT", "The same, hotspots below it included; for prefix 0 equal to lost_tokens."),
     (
         "error_tokens",
@@ -224,8 +229,17 @@ PRESSURE = table(
     ("capacity_blocks", "UBIGINT", "Usable blocks, from the engine; NULL: not known."),
     ("working_set_blocks", "UBIGINT", "Distinct full blocks of the window's prompts."),
     ("active_sessions", "UBIGINT", "Sessions with a request in the window; NULL: no session is named."),
-    ("active_blocks", "UBIGINT", "Distinct blocks of these sessions' newest prompts: what must be held to serve their next turns."),
-    ("pressure", "DOUBLE", "active_blocks / capacity_blocks; above 1 every policy loses. NULL: one of them is not known."),
+    (
+        "active_blocks",
+        "UBIGINT",
+        "Distinct blocks of these sessions' newest prompts: what must be held to serve their next turns, if all go on. Sessions that "
+        "ended in the window are in it: an upper bound.",
+    ),
+    (
+        "pressure",
+        "DOUBLE",
+        "active_blocks / capacity_blocks; above 1 no policy can keep what all these sessions would need next. NULL: one is not known.",
+    ),
     ("resident_blocks", "UBIGINT", "Blocks held at the end of the window, copies counted, from events; NULL: no events."),
     ("distinct_blocks", "UBIGINT", "Distinct contents among them."),
     ("duplication", "DOUBLE", "resident_blocks / distinct_blocks."),

@@ -113,7 +113,7 @@ CREATE MACRO hotspots(since, until, in_pool := NULL) AS TABLE
     ON p.prefix = m.prefix AND p.pool IS NOT DISTINCT FROM m.pool AND p.kind IS NOT DISTINCT FROM m.kind
     LEFT JOIN gpu_prices() g ON g.pool = m.pool
   ORDER BY m.lost_tokens DESC, m.prefix;
-COMMENT ON MACRO TABLE hotspots IS 'hotspots(since, until, in_pool := NULL): prefixes computed again, windows that touch the time added up, most tokens first; labels, ages from the window with most tokens, copies from the newest, workers the most of one window; prefix 0: see table prefixes; UTC.';
+COMMENT ON MACRO TABLE hotspots IS 'hotspots(since, until, in_pool := NULL): prefixes computed again, windows that touch the time added up, most tokens first, without tokens of first_seen and granularity; labels, ages from the window with most tokens, copies from the newest, workers the most of one window; prefix 0: see table prefixes; UTC.';
 
 -- Where do prompts of one kind stop being alike, and what does that cost, between two times (UTC)?
 CREATE MACRO divergence_of(since, until, in_pool := NULL) AS TABLE

@@ -5,6 +5,7 @@ Pure. None is a dash or "an unknown time", never 0.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
@@ -36,12 +37,54 @@ def age(span: timedelta) -> str:
     return f"{span_s:.0f} s" if span_s >= 10 else f"{span_s:.1f} s"
 
 
+def width(text: str) -> int:
+    """Places that it takes on a terminal: wide characters and emoji two, combining ones none."""
+    return len(text) if text.isascii() else sum(map(_places, text))
+
+
+def _places(c: str) -> int:
+    return 0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+
+
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], left: set[int]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    widths = [max(map(width, column)) for column in zip(head, *rows, strict=True)]
     return [
-        "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))).rstrip()
-        for line in (head, *rows)
+        "  ".join(_padded(c, w, i in left) for i, (c, w) in enumerate(zip(line, widths, strict=True))).rstrip() for line in (head, *rows)
     ]
+
+
+def _padded(text: str, places: int, left: bool) -> str:
+    room = " " * (places - width(text))
+    return text + room if left else room + text
+
+
+def cut(text: str, places: int) -> str:
+    """So long as it fits, else its beginning and an ellipsis."""
+    if width(text) <= places:
+        return text
+    shown, room = "", places - 1
+    for c in text:
+        room -= _places(c)
+        if room < 0:
+            break
+        shown += c
+    return shown + "…"
+
+
+def wrapped(text: str, places: int) -> list[str]:
+    """Lines of at most so many places, broken at spaces; a word that is longer is broken where a line ends."""
+    lines = [""]
+    for word in text.split(" "):
+        if lines[-1] and width(lines[-1]) + 1 + width(word) <= places:
+            lines[-1] += f" {word}"
+            continue
+        if lines[-1]:
+            lines.append("")
+        for c in word:
+            if width(lines[-1]) + _places(c) > places and lines[-1]:
+                lines.append("")
+            lines[-1] += c
+    return lines
 
 
 def indented(lines: Iterable[str]) -> list[str]:
@@ -53,12 +96,12 @@ def fold(lines: Iterable[str]) -> Iterable[str]:
     for line in lines:
         text = line.lstrip()
         indent = " " * (len(line) - len(text))
-        if len(line) <= LINE or "  " in text:
+        if width(line) <= LINE or "  " in text:
             yield line
             continue
         now = indent
         for word in text.split(" "):
-            if len(now) + 1 + len(word) > LINE and now.strip():
+            if width(now) + 1 + width(word) > LINE and now.strip():
                 yield now
                 now = indent + "  "
             now += word if not now.strip() else f" {word}"

@@ -1,4 +1,8 @@
-"""A page for a terminal: what could steer it is escaped, names are cut, bars are drawn with blocks."""
+"""A page for a terminal of `LINE` places: what could steer it is escaped, names are cut, bars are drawn with blocks.
+
+A table that is wider breaks the words of its cells and head into lines, the longest column first; if that is not enough its bars are
+shorter, or go. One that is wider still stays so, and the terminal breaks it.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +10,81 @@ from collections.abc import Iterable, Sequence
 
 from schemas.tables.report.sections import Cell, Grid, Page, Section
 from schemas.tables.terminal import printable
-from schemas.tables.words import JOINED, aligned, fold, indented
+from schemas.tables.words import JOINED, LINE, aligned, cut, fold, indented, width, wrapped
 
-_WORD, _LAST_WORD, _BAR = 36, 110, 12
+_WORD, _LAST_WORD = 36, 240
+_BARS = (12, 6)
+"""Places: of a bar; of one where that is too much."""
+_LEAST_WORD, _LONGEST_WORD = 18, 100
+"""Places: down to which a column of words is broken; from which one word of a sentence, as the name of a route, is cut."""
 _PARTS = " ▏▎▍▌▋▊▉█"
 
 
 def text(page: Page) -> str:
     """The whole page, without a final newline."""
-    parts = [[page.title, "=" * len(page.title), *map(_safe, page.about)], *(_section(s) for s in page.sections)]
+    parts = [[page.title, "=" * len(page.title), *map(_sentence, page.about)], *(_section(s) for s in page.sections)]
     return "\n\n".join("\n".join(fold(lines)) for lines in parts).replace(JOINED, " ")
 
 
 def _section(section: Section) -> list[str]:
-    lines = [section.title, "-" * len(section.title), *map(_safe, section.sentences)]
+    lines = [section.title, "-" * len(section.title), *map(_sentence, section.sentences)]
     for grid in section.grids:
         lines += ["", *_grid(grid)]
     if section.notes:
-        lines += ["", *(f"  note: {_safe(note)}" for note in section.notes)]
+        lines += ["", *(f"  note: {_sentence(note)}" for note in section.notes)]
     return lines
 
 
 def _grid(grid: Grid) -> list[str]:
     drawn = {i for row in grid.rows for i, cell in enumerate(row) if cell.bar is not None}
+    for bar in _BARS if drawn else ():
+        table = _table(grid, drawn, bar)
+        if _widest(table) + 2 <= LINE:
+            break
+    else:
+        table = _table(grid, set(), 0)
+    return [*([f"  {_safe(grid.caption)}"] if grid.caption else []), *indented(table)]
+
+
+def _table(grid: Grid, drawn: set[int], bar: int) -> list[str]:
+    """Head, ruler and rows, as narrow as they need to be."""
     head, left = _split([*grid.head], drawn, grid.left)
     last = len(grid.head) - 1
     rows = [
-        [part for i, cell in enumerate(row) for part in _parts(cell, i in drawn, _LAST_WORD if i == last else _WORD)] for row in grid.rows
+        [part for i, cell in enumerate(row) for part in _parts(cell, bar if i in drawn else 0, _LAST_WORD if i == last else _WORD)]
+        for row in grid.rows
     ]
-    table = aligned(head, rows, left=left)
-    return [*([f"  {_safe(grid.caption)}"] if grid.caption else []), *indented([table[0], _ruler(table), *table[1:]])]
+    widths = _widths(head, rows, left)
+    heads = _lines(head, widths)
+    table = aligned(heads[0], [*heads[1:], *(line for row in rows for line in _lines(row, widths))], left=left)
+    return [*table[: len(heads)], "-" * _widest(table), *table[len(heads) :]]
 
 
-def _ruler(table: Iterable[str]) -> str:
-    return "-" * max(map(len, table))
+def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], left: set[int]) -> list[int]:
+    """Of each column. Figures are never broken, words and heads at spaces as far as needed."""
+    whole = [max(map(width, column)) for column in zip(head, *rows, strict=True)]
+    least = []
+    for i, column in enumerate(zip(*rows, strict=True)):
+        cells = max(map(width, column))
+        longest = max(map(width, head[i].split(" ")))
+        least.append(max(longest, min(cells, _LEAST_WORD) if i in left else cells))
+    over = sum(whole) + 2 * len(whole) - LINE
+    while over > 0 and any(w > n for w, n in zip(whole, least, strict=True)):
+        i = max((i for i, w in enumerate(whole) if w > least[i]), key=lambda i: (i in left, whole[i], -i))
+        whole[i] -= 1
+        over -= 1
+    return whole
+
+
+def _lines(row: Sequence[str], widths: Sequence[int]) -> list[list[str]]:
+    """One row as lines of the table."""
+    cells = [wrapped(cell, places) for cell, places in zip(row, widths, strict=True)]
+    high = max(map(len, cells))
+    return [[cell[n] if n < len(cell) else "" for cell in cells] for n in range(high)]
+
+
+def _widest(table: Iterable[str]) -> int:
+    return max(map(width, table))
 
 
 def _split(head: Sequence[str], drawn: set[int], left: frozenset[int]) -> tuple[list[str], set[int]]:
@@ -56,19 +101,19 @@ def _split(head: Sequence[str], drawn: set[int], left: frozenset[int]) -> tuple[
     return names, words
 
 
-def _parts(cell: Cell, drawn: bool, most: int) -> list[str]:
-    return [_cut(_safe(cell.text), most), *([_bar(cell.bar)] if drawn else [])]
+def _parts(cell: Cell, bar: int, most: int) -> list[str]:
+    return [cut(_safe(cell.text), most), *([_bar(cell.bar, bar)] if bar else [])]
 
 
-def _bar(share: float | None) -> str:
+def _bar(share: float | None, places: int) -> str:
     if share is None:
         return ""
-    eighths = round(8 * _BAR * min(1.0, max(0.0, share)))
+    eighths = round(8 * places * min(1.0, max(0.0, share)))
     return (_PARTS[8] * (eighths // 8) + _PARTS[eighths % 8]).strip()
 
 
-def _cut(word: str, most: int) -> str:
-    return word if len(word) <= most else word[: most - 1] + "…"
+def _sentence(words: str) -> str:
+    return " ".join(cut(word, _LONGEST_WORD) for word in _safe(words).split(" "))
 
 
 def _safe(words: str) -> str:

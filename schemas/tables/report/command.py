@@ -1,7 +1,7 @@
 """`warmwatch report`: where tokens were computed again, why, and what it cost, for people: in the terminal, and as one HTML file.
 
-published file --sql/*.sql--> Facts --words_of--> Page --as_text--> stdout
-                                                      --as_html--> FILE, put in place whole
+published file --sql/*.sql--> Facts --words_of--> Page --as_html--> FILE, put in place whole
+                                                      --as_text--> stdout
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ReportSettings(Settings):
 
 
 def run(settings: ReportSettings) -> int:
-    """Prints the report; 1 with the reason on stderr when there is no database, or the HTML file cannot be written."""
+    """Writes the HTML file, then prints; 1 with the reason on stderr when there is no database, or the file cannot be written."""
     now = datetime.now(UTC).replace(tzinfo=None)
     try:
         facts = read(settings, now)
@@ -65,14 +65,15 @@ def run(settings: ReportSettings) -> int:
         print(f"warmwatch report: the published database could not be read: {str(e).strip()}", file=sys.stderr)
         return EXIT_TROUBLE
     page = page_of(facts)
-    print(text(page))
-    if settings.html is not None:
+    status = 0
+    if settings.html is not None:  # first, for who reads what is printed may leave, as `head` does
         try:
             _write(settings.html, html(page))
         except OSError as e:
             print(f"warmwatch report: setting `html`: {settings.html} cannot be written: {e.strerror}", file=sys.stderr)
-            return EXIT_TROUBLE
-    return 0
+            status = EXIT_TROUBLE
+    print(text(page))
+    return status
 
 
 def read(settings: ReportSettings, now: datetime) -> Facts:

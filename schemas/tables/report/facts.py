@@ -37,6 +37,7 @@ class Facts:
     ladder: Answer = None
     trades: Answer = None
     loss: Answer = None
+    ttft_loss: Answer = None
     routes: Answer = None
     hotspots: Answer = None
     divergence: Answer = None

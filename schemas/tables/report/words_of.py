@@ -16,10 +16,14 @@ from schemas.tables.words import JOINED, UNKNOWN, age, count, seconds
 
 TAIL_REQUESTS = 300
 """Requests below which a 99th percentile is not told."""
+TRUST_ROWS = 20
+"""As many as its question gives at most."""
 LOUD = 0.05
 """Share of tokens without a told cause from which the page warns at its top."""
 _STALE = timedelta(seconds=60)
+_WINDOW_S = 300
 _NO_DATA = "No data yet"
+_NOT_KNOWN = "not known"
 
 
 def page_of(facts: Facts) -> Page:
@@ -85,21 +89,31 @@ def _short(facts: Facts) -> Section:
     if facts.hotspots:
         spot = facts.hotspots[0]
         lines.append(
-            f"The prefix that was computed again most: {_prefix(spot)}, at least {_big(spot['lost_tokens'])} tokens in "
-            f"{count(spot['requests'])} requests."
+            f"The prefix that was computed again most: {_prefix(spot)}{_of_kind(spot)}, at least {_big(spot['lost_tokens'])} tokens in "
+            f"{_many(spot['requests'], 'request')}, most of them {spot['top_cause'] or 'for a cause that is not known'}."
         )
     lines += [_parts_at(facts, r) for r in (facts.divergence or [])[:1]]
     lines += _twice(facts)
     pressed = [r for r in facts.pressure or [] if r["worker"] is None and (r["worst"] or 0) > 1]
     lines += [
-        f"Pool {r['pool']}: active sessions needed {r['worst']:.2f} times what its caches hold (worst of {_windows(r['told'])}, "
-        f"{_time(r['worst_at'])}): above 1 no policy can keep them all."
+        f"Pool {r['pool']}: the newest prompts of all sessions with a request in a window came to {r['worst']:.2f} times what its caches "
+        f"hold (worst of {_windows(r['told'])}, {_time(r['worst_at'])}). Sessions that ended in it count, too; if all went on, no policy "
+        "could keep them all."
         for r in pressed
     ]
+    if facts.changes:
+        newest = facts.changes[0]
+        lines.append(
+            f"{_many(newest['found'], 'change')} meanwhile, the newest at {_time(newest['happened_at'])}: {newest['kind'] or UNKNOWN}, "
+            f"{_where(newest)}."
+        )
     untold = sum(r["tokens"] for r in loss if r["cause"] == "unexplained")
     notes = []
     if total and untold / total >= LOUD:
         notes.append(f"{_share(untold, total)} of the tokens have no told cause; see Data health before trusting the shares.")
+    if broken := [r for r in facts.trust or [] if r["trust"] != "exact"]:
+        more = " at least" if len(broken) == TRUST_ROWS else ""
+        notes.append(f"KV events of{more} {_many(len(broken), 'worker')} are not complete now; see Data health.")
     return Section("In short", lines, notes=notes)
 
 
@@ -227,11 +241,11 @@ def _causes(facts: Facts) -> Section:
         [
             Cell(r["cause"]), Cell(count(r["tokens"])), Cell(_percent(r["share"]), r["share"]), Cell(count(r["requests"])),
             Cell("" if r["cause"] == "hit" else _known_s(r)), Cell("" if r["cause"] == "hit" else _gpu(r["gpu_s"])),
-            Cell("" if r["cause"] == "hit" else _money(r)), Cell(r["who_can_act"] or ""), Cell(r["meaning"] or UNKNOWN),
+            Cell("" if r["cause"] == "hit" else _money(r)), Cell(r["who_can_act"] or ""),
         ]
         for r in loss
     ]  # fmt: skip
-    head = ["cause", "tokens", "of all", "requests", "prefill", "GPUs", "cost", "who can act", "what it means"]
+    head = ["cause", "tokens", "of all", "requests", "prefill", "GPUs", "cost", "who can act"]
     caption = f"{_span(facts)}: all {count(total)} prompt tokens of attributed requests; hit and causes add up to them"
     actors: dict[str, list[Row]] = {}
     for r in loss:
@@ -239,13 +253,13 @@ def _causes(facts: Facts) -> Section:
             actors.setdefault(r["who_can_act"] or UNKNOWN, []).append(r)
     sums = sorted(((sum(r["tokens"] for r in group), who, group) for who, group in actors.items()), key=lambda s: (-s[0], s[1]))
     by_actor = [
-        [Cell(who), Cell(count(n)), Cell(_share(n, total), n / total if total else None), Cell(", ".join(r["cause"] for r in group))]
+        [Cell(who), Cell(count(n)), Cell(_share(n, total), n / total if total else None), Cell("; ".join(map(_meant, group)))]
         for n, who, group in sums
     ]
     grids = [
-        Grid(head, grid, frozenset({0, 7, 8}), caption),
+        _told(head, grid, frozenset({0, 7}), caption),
         Grid(
-            ["who can act", "tokens", "of all", "on"],
+            ["who can act", "tokens", "of all", "on what, and what that is"],
             by_actor,
             frozenset({0, 3}),
             f"{_span(facts)}: the same tokens by who can act on them",
@@ -270,7 +284,19 @@ def _causes(facts: Facts) -> Section:
     ]
     if fits:
         notes.append(f"Seconds come from these cost models: {'; '.join(fits)}{'; and others' if len(models) > 6 else ''}.")
-    return Section("Why tokens were computed", grids=grids, notes=notes)
+    return Section("Why tokens were computed", _of_ttft(facts), grids, notes)
+
+
+def _of_ttft(facts: Facts) -> list[str]:
+    return [
+        f"Pool {r['pool'] or UNKNOWN}: by the cost model {_percent(r['lost_share'])} of the time to first token was prefill of what was no "
+        f"hit, {_percent(r['avoidable_share'])} of what somebody can act on ({_many(r['requests'], 'request')} whose times are known)."
+        for r in facts.ttft_loss or []
+    ]
+
+
+def _meant(r: Row) -> str:
+    return f"{r['cause']}: {r['meaning'] or UNKNOWN}"
 
 
 def _routes(facts: Facts) -> Section:
@@ -288,27 +314,29 @@ def _routes(facts: Facts) -> Section:
     ]  # fmt: skip
     head = ["route", "pool", "prompt tokens", "hit", "avoidable", "of its tokens", "prefill", "GPUs", "cost", "most for"]
     caption = f"{_span(facts)}: prompt tokens of attributed requests; avoidable: of causes that somebody can act on"
-    return Section("By route", grids=[Grid(head, grid, frozenset({0, 1, 9}), caption)])
+    return Section("By route", grids=[_told(head, grid, frozenset({0, 1, 9}), caption)])
 
 
 def _hotspots(facts: Facts) -> Section:
     if not facts.hotspots:
         return _nothing("Hotspots: prefixes computed again", facts.hotspots)
-    grid, first = [], facts.hotspots[0]
+    grid, held, first = [], [], facts.hotspots[0]
     for r in facts.hotspots:
         labels = [r["route"], r["template"], r["tenant"]]
         grid.append(
             [
-                Cell(_prefix(r) if r["prefix"] else "none in common"), Cell(" / ".join(x or UNKNOWN for x in labels)),
+                Cell(_named(r)), Cell(" / ".join(x or UNKNOWN for x in labels)),
                 Cell(count(r["lost_tokens"]), _part(r["lost_tokens"], first["lost_tokens"])),
                 Cell(f"+{count(r['error_tokens'])}" if r["error_tokens"] else "exact"), Cell(count(r["requests"])),
                 Cell(_share(r["avoidable_tokens"], r["lost_tokens"])), Cell(r["top_cause"] or UNKNOWN),
-                Cell(_known_s(r)), Cell(_money(r)), Cell(f"{count(r['workers'])} / {count(r['copies'])}"),
-                Cell(f"{_after(r['idle_p50_s'])} / {_after(r['gone_p50_s'])}"), Cell(r["example_request_id"] or UNKNOWN),
+                Cell(_known_s(r)), Cell(_money(r)),
             ]
         )  # fmt: skip
-    head = ["prefix", "route / template / tenant", "tokens, at least", "at most", "requests", "avoidable", "most for", "prefill", "cost",
-            "workers / copies", "idle / gone", "example"]  # fmt: skip
+        held.append(
+            [Cell(_named(r)), Cell(count(r["workers"])), Cell(count(r["copies"])), Cell(_after(r["idle_p50_s"])),
+             Cell(_after(r["gone_p50_s"])), Cell(r["example_request_id"] or UNKNOWN)]
+        )  # fmt: skip
+    head = ["prefix", "route / template / tenant", "tokens, at least", "at most", "requests", "avoidable", "most for", "prefill", "cost"]
     lost = sum(r["tokens"] for r in facts.loss or [] if r["cause"] != "hit")
     computed = f" (computed in this time in all: {count(lost)})" if lost else ""
     caption = (
@@ -322,7 +350,8 @@ def _hotspots(facts: Facts) -> Section:
         "How one of them came about: warmwatch explain EXAMPLE.",
     ]
     snippets = [f"{_prefix(r)} begins: {r['snippet']}" for r in facts.hotspots if r["snippet"]]
-    return Section("Hotspots: prefixes computed again", snippets, [Grid(head, grid, frozenset({0, 1, 6, 11}), caption)], notes)
+    where = Grid(["prefix", "workers", "copies", "idle", "gone", "example"], held, frozenset({0, 5}), "The same prefixes in the caches")
+    return Section("Hotspots: prefixes computed again", snippets, [_told(head, grid, frozenset({0, 1, 6}), caption), where], notes)
 
 
 def _divergence(facts: Facts) -> Section:
@@ -337,12 +366,19 @@ def _parts_at(facts: Facts, r: Row) -> str:
     cost = "" if r["lost_s"] is None else f", {seconds(r['lost_s'])} of prefill"
     example = f", such as {r['example_request_id']}" if r["example_request_id"] else ""
     share = _share(r["diverged_tokens"], r["all_prompt_tokens"])
-    an_hour = r["diverged_tokens"] * 3600 / (facts.until - facts.since).total_seconds()
     return (
         f"Prompts of {_kind(r)} differ{_depth(r)}: {count(r['requests'])} of {count(r['all_requests'])} requests computed "
-        f"{_big(r['diverged_tokens'])} tokens again that were known after another beginning, {_big(an_hour)} an hour ({share} of "
+        f"{_big(r['diverged_tokens'])} tokens again that were known after another beginning{_an_hour(facts, r)} ({share} of "
         f"{_big(r['all_prompt_tokens'])} prompt tokens, {_percent(r['depth_share'])} of them there{cost}){example}."
     )
+
+
+def _an_hour(facts: Facts, r: Row) -> str:
+    """Of the time of which there are counts; empty where that is less than a window."""
+    covered = _first(facts.covered)
+    if covered.get("first_at") is None or (covered["last_at"] - covered["first_at"]).total_seconds() < _WINDOW_S:
+        return ""
+    return f", {_big(r['diverged_tokens'] * 3600 / (covered['last_at'] - covered['first_at']).total_seconds())} an hour"
 
 
 def _depth(r: Row) -> str:
@@ -443,10 +479,10 @@ def _pressure(facts: Facts) -> Section:
     head = ["worker", "pool", "worst", "newest", "over 1", "sessions / blocks", "working set", "capacity", "copies a block",
             "tokens in copies", "life / idle / return"]  # fmt: skip
     caption = (
-        f"{_span(facts)}, {_windows(max(r['windows'] for r in facts.pressure))}: blocks that active sessions need, of the "
-        "capacity (worst: bar to 2); working set, sessions and their blocks: the most of one window; the rest of the newest"
+        f"{_span(facts)}, {_windows(max(r['windows'] for r in facts.pressure))}: blocks of active sessions' newest "
+        "prompts, of the capacity (worst: bar to 2); working set, sessions and their blocks: the most of one window; the rest of the newest"
     )
-    notes = []
+    notes = ["A session is active in a window in which it has a request, also if it ended then: an upper bound of what is needed next."]
     if any(r["worst"] is None for r in facts.pressure):
         notes.append("Pressure is not known where the engine reports no capacity or no session is named.")
     notes.append("life: median from store to removal; idle: from last use to removal; return: from removal to being needed again.")
@@ -457,7 +493,7 @@ def _changes(facts: Facts) -> Section:
     if not facts.changes:
         return Section("What changed meanwhile", [_absent(facts.changes, "Nothing was marked, and no restart, clear or gap was seen.")])
     grid = [
-        [Cell(_time(r["happened_at"])), Cell(r["kind"] or UNKNOWN), Cell("/".join(x for x in (r["pool"], r["worker"]) if x) or "fleet"),
+        [Cell(_time(r["happened_at"])), Cell(r["kind"] or UNKNOWN), Cell(_where(r)),
          Cell(r["text"] or ""), Cell(r["author"] or UNKNOWN)]
         for r in facts.changes
     ]  # fmt: skip
@@ -476,7 +512,7 @@ def _health(facts: Facts) -> Section:
     lines = []
     if total:
         lines.append(f"Tokens without a told cause: {count(untold)} of {count(total)} ({_share(untold, total)}).")
-        lines += [f"  {r['reason']}: {count(r['tokens'])} tokens of {count(r['requests'])} requests" for r in facts.unexplained or []]
+        lines += [f"  {r['reason']}: {_many(r['tokens'], 'token')} of {_many(r['requests'], 'request')}" for r in facts.unexplained or []]
     n = requests.get("requests")
     if n:
         kinds = (
@@ -495,7 +531,7 @@ def _health(facts: Facts) -> Section:
         f"{r['status']}: {' '.join(x for x in (r['area'], r['subject'], r['name']) if x)}: {r['detail'] or r['value']}"
         for r in facts.health or []
     ]
-    notes += [f"{count(r['records'])} records of {r['topic']} were set aside: {r['reason']}" for r in facts.dead_letters or []]
+    notes += [f"Set aside: {_many(r['records'], 'record')} of {r['topic']}: {r['reason']}" for r in facts.dead_letters or []]
     lacking = facts.lacks()
     if lacking:
         notes.append(f"This file is of an earlier version and cannot answer: {', '.join(lacking)}.")
@@ -503,6 +539,19 @@ def _health(facts: Facts) -> Section:
 
 
 # words and figures
+
+
+def _told(head: Sequence[str], rows: Sequence[Sequence[Cell]], left: frozenset[int], caption: str) -> Grid:
+    """Without the columns of GPUs and cost where no row knows them: the caption says so instead."""
+    unknown = [i for i, name in enumerate(head) if name in ("GPUs", "cost") and all(r[i].text in ("", _NOT_KNOWN) for r in rows)]
+    if not unknown:
+        return Grid(head, rows, left, caption)
+    keep = [i for i in range(len(head)) if i not in unknown]
+    said = " and ".join(head[i] for i in unknown)
+    return Grid(
+        [head[i] for i in keep], [[r[i] for i in keep] for r in rows], frozenset(n for n, i in enumerate(keep) if i in left),
+        f"{caption}; {said}: {_NOT_KNOWN}",
+    )  # fmt: skip
 
 
 def _nothing(title: str, answer: Answer) -> Section:
@@ -521,6 +570,15 @@ def _prefix(r: Row) -> str:
     if not r["prefix"]:
         return f"beginning of {_kind(r)}"
     return f"{count(r['depth_tokens'])} tokens ({r['prefix']:016x})"
+
+
+def _named(r: Row) -> str:
+    return _prefix(r) if r["prefix"] else "none in common"
+
+
+def _of_kind(r: Row) -> str:
+    """Of a prefix whose name does not say it."""
+    return f" of {_kind(r)}" if r["prefix"] else ""
 
 
 def _kind(r: Row) -> str:
@@ -549,17 +607,17 @@ def _cost_of(rows: Sequence[Row]) -> str:
 
 
 def _known_s(r: Row) -> str:
-    return "not known" if r["lost_s"] is None else seconds(r["lost_s"])
+    return _NOT_KNOWN if r["lost_s"] is None else seconds(r["lost_s"])
 
 
 def _gpu(gpu_s: float | None) -> str:
     if gpu_s is None:
-        return "not known"
+        return _NOT_KNOWN
     return f"{gpu_s / 3600:.2f}{JOINED}GPU{JOINED}h" if gpu_s >= 3600 else f"{gpu_s:.3g}{JOINED}GPU{JOINED}s"
 
 
 def _money(r: Row) -> str:
-    return "not known" if r["money"] is None else _amount(r["money"], r["currency"])
+    return _NOT_KNOWN if r["money"] is None else _amount(r["money"], r["currency"])
 
 
 def _amount(money: float, currency: str | None) -> str:
@@ -598,7 +656,15 @@ def _time(at: datetime) -> str:
 
 
 def _windows(n: int) -> str:
-    return "1 window" if n == 1 else f"{count(n)} windows"
+    return _many(n, "window")
+
+
+def _many(n: int, what: str) -> str:
+    return f"{count(n)} {what}" if n == 1 else f"{count(n)} {what}s"
+
+
+def _where(r: Row) -> str:
+    return "/".join(x for x in (r["pool"], r["worker"]) if x) or "fleet"
 
 
 def _span(facts: Facts) -> str:

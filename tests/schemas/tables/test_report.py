@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,13 +15,15 @@ from typing import Any
 import duckdb
 import pytest
 
+from schemas.causes import Cause
 from schemas.tables.read import FILE_NAME
 from schemas.tables.report.as_html import html
 from schemas.tables.report.as_text import text
 from schemas.tables.report.command import ReportSettings, moment, read
 from schemas.tables.report.facts import QUESTIONS, question
-from schemas.tables.report.sections import Page
+from schemas.tables.report.sections import Cell, Grid, Page, Section
 from schemas.tables.report.words_of import page_of
+from schemas.tables.words import LINE, width
 from tests.schemas.tables.loss_rows import COST_MODEL, END, NOON, NOW, Row, counts, latency, loss, parting, rungs, spot
 from warmwatch import main
 
@@ -94,17 +99,20 @@ def test_the_whole_story_is_told_with_numerators_denominators_and_what_is_not_kn
         "Of 150 k attributed prompt tokens, 105 k (70.0%) were found in a cache.",
         "36 k (24.0%) were computed for causes that somebody can act on, which took 36 s of prefill (288 GPU s), 0.36 EUR.",
         "The largest of these is evicted: 30 k tokens (20.0%), evicted from this worker. Who can act: capacity.",
-        "computed again most: 1 600 tokens (0000000000000abc), at least 20 k tokens in 20 requests.",
+        "computed again most: 1 600 tokens (0000000000000abc) of route chat, template v7, model m, at least 20 k tokens in 20 requests, "
+        "most of them evicted.",
         "Prompts of route dated, template v7, model m differ at token 37: 30 of 100 requests computed 600 k tokens again",
-        "known after another beginning, 3.6 M an hour (60.0% of 1 M prompt tokens, 100.0% of them there, 3 s of prefill), such as q2.",
+        "known after another beginning (60.0% of 1 M prompt tokens, 100.0% of them there, 3 s of prefill), such as q2.",
         "Pool coder, as one cache: twice the cache would bring +10.0 points of hit rate (100 k of 1 M prompt tokens).",
-        "Pool coder: active sessions needed 1.30 times what its caches hold (worst of 1 window, 2026-11-30 12:00:00)",
-        "w1 coder 100 1 90.0% ██████████▊ 90 000 of 100 000 reports, 100 199 ms 1.5 s 1.5 s 350",
+        "a request in a window came to 1.30 times what its caches hold (worst of 1 window, 2026-11-30 12:00:00). Sessions that ended in it "
+        "count, too; if all went on, no policy could keep them all.",
+        "w1 coder 100 1 90.0% █████▍ 90 000 of 100 000 reports, 100 199 ms 1.5 s 1.5 s 350",
         "2.99 s 2.99 s too few 20",
         "For 3 of 300 requests the engine's report and the KV events disagree.",
         "delivered 105 000 70.0%",
         "14 000 found in its cache",
-        "evicted 30 000 20.0% ██▍ 10 30 s 240 GPU s 0.30 EUR capacity evicted from this worker",
+        "evicted 30 000 20.0% ██▍ 10 30 s 240 GPU s 0.30 EUR capacity",
+        "capacity 30 000 20.0% ██▍ evicted: evicted from this worker",
         "unexplained 500 0.3% 10 not known",
         "Prefill seconds are known for 44 500 of 45 000 computed tokens.",
         "coder/m on default: fitted, 500 prefills, typically off by 2 ms",
@@ -112,11 +120,13 @@ def test_the_whole_story_is_told_with_numerators_denominators_and_what_is_not_kn
         "none in common dated / v7 / t 6 000",
         "2 x GPU 80.0%",
         "prompt v7 dana",
-        "Tokens without a told cause: 500 of 150 000 (0.3%). gap: 500 tokens of 1 requests",
+        "Tokens without a told cause: 500 of 150 000 (0.3%). gap: 500 tokens of 1 request",
+        "1 change meanwhile, the newest at 2026-11-30 12:00:00: deploy, fleet.",
+        "note: KV events of 1 worker are not complete now; see Data health.",
         "1 told from events that were not complete.",
         "Events of coder/w2/0 are degraded now (gap of 3 batches); its metrics page does not answer.",
         "warn: stream kv-events/0 lag_records: 5 behind",
-        "1 records of decisions were set aside: no worker",
+        "Set aside: 1 record of decisions: no worker",
     ):
         assert part in words, part
 
@@ -179,6 +189,36 @@ def test_seconds_of_a_part_are_not_told_as_those_of_all(tmp_path: Path, publishe
     assert "which took 30 ms of prefill as far as known (75.0% of them)." in said(tmp_path)
 
 
+def test_tokens_an_hour_are_told_of_the_time_with_counts_and_not_of_less_than_a_window(tmp_path: Path, published: Published) -> None:
+    until = [NOON + dt.timedelta(seconds=s) for s in (280, 290, 590)]
+    for last, rate in zip(until, ("", ", 7.2 M an hour", ", 3.6 M an hour"), strict=True):
+        published(tmp_path, {"worker_10s": [counts("w", 9, 9), counts("w", 9, 9, bucket=last)], "divergence": [parting(0, 1, 600_000)]})
+        assert f"computed 600 k tokens again that were known after another beginning{rate} (60.0%" in said(tmp_path, since="24h")
+
+
+def test_the_text_fits_a_terminal_and_breaks_words_where_it_must(full: Path, tmp_path: Path, published: Published) -> None:
+    assert max(map(width, text(page(full)).splitlines())) <= LINE
+    long = "🦊" * 300
+    hostile = {
+        "loss_10s": [loss(cause.label, 10**9, route=long, worker=long, pool=long) for cause in Cause],
+        "prefixes": [spot(2**64 - 1, 10**10, route=long, template=long, tenant=long, example_request_id="r" * 256)],
+        "divergence": [parting(0, 1, 9, route=long)],
+        "changes": [{"happened_at": NOON, "kind": "deploy", "text": "prompt " * 40, "author": long, "pool": long, "worker": long}],
+    }
+    published(tmp_path, hostile)
+    assert max(map(width, text(page(tmp_path)).splitlines())) <= LINE
+
+
+def test_figures_are_never_broken_and_a_table_too_wide_goes_without_bars() -> None:
+    rows = [[Cell("name " * 30), *(Cell("1 000 000 000 000".replace(" ", JOINED), 0.5) for _ in range(5))]]
+    shown = text(Page("t", [], [Section("s", (), [Grid(["words", *"abcde"], rows)])]))
+    assert "█" not in shown and shown.count("1 000 000 000 000") == 5
+    assert max(map(width, shown.splitlines())) <= LINE
+    assert "███ " in text(Page("t", [], [Section("s", (), [Grid(["words", *"abc"], [rows[0][:4]])])])), "shorter ones, where these fit"
+    narrow = text(Page("t", [], [Section("s", (), [Grid(["words", "one"], [[Cell("a"), Cell("1", 0.5)]])])]))
+    assert "██████" in narrow
+
+
 class _Elements(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +273,7 @@ def test_names_from_outside_can_steer_neither_terminal_nor_browser(tmp_path: Pat
     elements = _Elements()
     elements.feed(written)
     assert set(elements.tags) <= {
-        "html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "section", "div", "table", "caption", "thead", "tbody", "tr",
+        "html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "section", "div", "table", "thead", "tbody", "tr",
         "th", "td", "svg", "rect",
     }  # fmt: skip
     assert not {name for name in elements.attributes if name.startswith("on") or name in ("href", "src", "style")}
@@ -259,6 +299,31 @@ def test_the_command_prints_and_writes(full: Path, tmp_path: Path, capsys: pytes
     assert "Of 150 k attributed prompt tokens" in capsys.readouterr().out.replace(JOINED, " ")
     assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_who_stops_reading_gets_a_quiet_end_and_the_whole_html_file(full: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    command = [sys.executable, "-m", "warmwatch", "report", "--since", "24h", "--data-dir", str(full), "--html", str(out)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert out.read_text(encoding="utf-8").endswith("</html>\n")
+
+
+def test_the_report_is_printed_also_where_the_html_file_cannot_be_written(full: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--data-dir", str(full), "--html", "/nowhere/at/all.html"]) == 1
+    assert "Warmwatch report" in capsys.readouterr().out
+
+
+def test_the_share_of_time_to_first_token_is_told_where_times_are_known(tmp_path: Path, published: Published) -> None:
+    row = {"request_id": "q", "started_at": NOON, "pool": "coder", "ttft_s": 2.0, "lost_s": 1.0, "avoidable_s": 0.5}
+    published(tmp_path, {"requests": [row], "loss_10s": [loss("evicted", 9)]})
+    words = said(tmp_path)
+    assert (
+        "by the cost model 50.0% of the time to first token was prefill of what was no hit, 25.0% of what somebody can act on (1" in words
+    )
 
 
 def test_where_the_collector_stopped_the_report_ends_with_the_data(full: Path) -> None:
