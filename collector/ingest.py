@@ -70,7 +70,7 @@ GATHER_S = 0.03  # pause after a small poll, so that records are taken in slices
 LIVE_EVERY_S = 5.0  # age of the analyses' open windows in the published file
 COUNT_EVERY_S = 60.0  # of what the caches hold, which reads the whole table
 JOURNALS = (JOURNAL, CONTENTS)
-JOURNAL_BYTES = 64 << 20  # a checkpoint is due then
+JOURNAL_BYTES = 64 << 20  # a checkpoint is due then, if it is smaller itself
 UPKEEP_S = 60.0  # for what is under way when the collector stops
 VERSION = metadata.version("warmwatch")
 
@@ -104,7 +104,7 @@ class Collector:
         self._changed = True
         self._upkeep = Upkeep(self._segments_dir, self._checkpoints_dir)
         self._checkpoint: dict[str, Any] = {}
-        self._saved_blocks, self._saved_at_s = 0, 0.0
+        self._saved_blocks, self._saved_bytes, self._saved_at_s = 0, 0, 0.0
         self._live_tables: dict[int, dict[str, pa.Table]] = {}
         self._live_rows: dict[str, pa.Table] = {}
         self._live_rows_at_s, self._counted_at_s = -math.inf, 0.0
@@ -445,8 +445,10 @@ class Collector:
             self._save(now_s)
 
     def _save(self, now_s: float) -> None:
+        state = self.core.save()
         self._saved_blocks, self._saved_at_s = self.fold.block_events, now_s
-        self._upkeep.save(self._state.number, self.core.save(), self._kv_offsets())
+        self._saved_bytes = sum(a.nbytes for a in state.values())
+        self._upkeep.save(self._state.number, state, self._kv_offsets())
 
     def _wants_checkpoint(self, now_s: float) -> bool:
         new = self.fold.block_events - self._saved_blocks
@@ -455,9 +457,10 @@ class Collector:
             return False
         if not self._saved_at_s:
             self._saved_at_s = now_s
-        # A checkpoint writes all that is held: not more often than as much has been read again.
+        # A checkpoint writes all that is held: not more often than as much has been read, or told.
         much = max(self.settings.checkpoint_blocks, self.fold.residency.used_slots)
-        return new >= much or journal_bytes >= JOURNAL_BYTES or now_s - self._saved_at_s >= self.settings.checkpoint_interval_s
+        much_told = max(JOURNAL_BYTES, self._saved_bytes)
+        return new >= much or journal_bytes >= much_told or now_s - self._saved_at_s >= self.settings.checkpoint_interval_s
 
     def _kv_offsets(self) -> dict[str, int]:
         topic = self.settings.topic_prefix + KV_EVENTS
@@ -502,6 +505,7 @@ class Collector:
                 if self._upkeep.saving:
                     self._upkeep.wait(UPKEEP_S)
                     self._commit(now_s)
+            self._live_rows_at_s = -math.inf  # this file stays for long
             self._publish("stopped")
         except (OSError, duckdb.Error, pa.ArrowException, TimeoutError) as e:
             log.error("the last commit failed (%s); the next start reads these records again, nothing is lost", e)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from collector.ingest import Collector
+from collector.ingest import JOURNAL_BYTES, Collector
+from collector.store.segments import Segment
 from schemas.stream import Stream, open_stream
 from schemas.tables.losses import LOSS_COLUMNS
 from schemas.topics import topic_specs
 from simulator.agents import AgentTraffic, Stamp
 from simulator.fleet import START_S, Fleet, FleetSpec, Restart, UsePolicy, to_stream
 from simulator.virtual_worker import EngineSpec
+from tests.collector.analytics.told import told
 from tests.collector.driven import ask, drain, settings
 
 LONG: dict[str, Any] = {"recent_hashes": 1 << 20, "recent_events": 1 << 16, "bucket_close_s": 30.0}
@@ -138,6 +141,41 @@ def test_without_its_checkpoint_closed_windows_stay_as_they_were_and_what_is_mis
     ((text,),) = ask(tmp_path, "SELECT text FROM changes WHERE text LIKE '%checkpoint%'")
     assert f"checkpoint {checkpoint.name} cannot be read" in text
     assert f"after commit {int(checkpoint.stem)}" in text
+
+
+@pytest.fixture
+def idle(tmp_path: Path) -> Iterator[Collector]:
+    """Has read an empty stream."""
+    with open_stream(f"local:{tmp_path / 'stream.sqlite'}") as stream:
+        one = Collector(settings(tmp_path), stream)
+        one.start()
+        drain(one, stream)
+        yield one
+        one.close()
+
+
+def test_the_last_file_says_all_that_was_told_and_the_journal_goes_with_the_last_checkpoint(tmp_path: Path, idle: Collector) -> None:
+    idle.core.analyses.take([told(33, 0, at_s=time.time(), chain=[1, 2])])
+    idle.turn()
+    idle.core.analyses.take([told(33, 0, at_s=time.time(), chain=[3])])
+    idle.stop()
+    assert ask(tmp_path, "SELECT sum(working_set_blocks), count(*) FROM pressure WHERE worker IS NULL") == [(3, 1)]
+    assert [s for s in idle.manifest if s.table.startswith("journal")] == []
+    (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+    assert idle._checkpoint["file"] == checkpoint.name
+
+
+def test_a_journal_makes_a_checkpoint_due_when_both_are_as_large(idle: Collector) -> None:
+    now_s = time.time()
+    idle._saved_at_s = now_s
+    idle.manifest = [Segment("journal", 1, 1, 1, JOURNAL_BYTES - 1, 0, 0)]
+    assert not idle._wants_checkpoint(now_s)
+    idle.manifest.append(Segment("journal_contents", 1, 1, 1, 1, 0, 0))
+    assert idle._wants_checkpoint(now_s)
+    idle._saved_bytes = 2 * JOURNAL_BYTES
+    assert not idle._wants_checkpoint(now_s)
+    idle.manifest *= 2
+    assert idle._wants_checkpoint(now_s)
 
 
 def test_a_journal_that_cannot_be_read_is_said(
