@@ -60,7 +60,7 @@ class Core:
             "uses": fold.uses,
             "costs": costs,
             "divergence": Divergence(),
-            "reuse": ReuseCurves(lambda: capacities(fold.workers, fold.loads), s.reuse_blocks),
+            "reuse": ReuseCurves(lambda: capacities(fold.workers, fold.loads, fold.taken_s), s.reuse_blocks),
             "pressure": pressure,
             "hotspots": Hotspots(lambda prefix: holders(fold.residency, fold.workers, prefix)),
         }
@@ -68,7 +68,8 @@ class Core:
 
     def count_held(self) -> None:
         """Looks at what the caches hold now. Reads the whole table."""
-        self.pressure.hold(held_now(self.fold.residency, self.fold.workers, self.fold.loads))
+        fold = self.fold
+        self.pressure.hold(held_now(fold.residency, fold.workers, fold.loads, present_now(fold.workers, fold.loads, fold.taken_s)))
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Copies of all that `load` needs. Right after a commit."""
@@ -87,13 +88,13 @@ class Core:
                 part.load(mine)
 
 
-def capacities(workers: Sequence[WorkerId], loads: Mapping[WorkerId, WorkerLoad]) -> dict[Scope, dict[str, int]]:
-    """Usable blocks by tier of each worker, ranks together, and each pool, as the engines say that are there (census.py).
+def capacities(workers: Sequence[WorkerId], loads: Mapping[WorkerId, WorkerLoad], now_s: float) -> dict[Scope, dict[str, int]]:
+    """Usable blocks by tier of each worker, ranks together, and each pool, as the engines say that are there (`present_now`).
 
     Not in it: of whom an engine does not say, and who is down or silent; a pool is as large as those that are left.
     """
     sizes: dict[Scope, list[int | None]] = {}
-    for who, there in zip(workers, present_now(workers, loads), strict=True):
+    for who, there in zip(workers, present_now(workers, loads, now_s), strict=True):
         if there:
             blocks = load.capacity_blocks if (load := loads.get(who)) is not None else None
             for scope in ((who.pool, who.worker), (who.pool, None)):

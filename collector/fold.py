@@ -94,6 +94,8 @@ class Fold:
         self.loads_changed = False
         self.newest_s: dict[Partition, float] = {}
         """Newest time that a decision or outcome of a partition names."""
+        self.taken_s = 0.0
+        """When records were taken last (unix seconds, this machine's clock)."""
         self.router_keys: dict[tuple[str, str], tuple[float, str]] = {}
         """(pool, key id) -> when a decision named it last (unix seconds), and the router that did."""
         self.agreement: dict[int, list[int]] = {}
@@ -129,6 +131,7 @@ class Fold:
 
     def take(self, part: Partition, name: str, records: Sequence[Record], now_s: float) -> None:
         """One slice of topic `name` (without the deployment's prefix)."""
+        self.taken_s = now_s
         again = self.again.get(part)
         if again is not None:
             old = [r for r in records if r.offset < again.before]

@@ -70,10 +70,12 @@ def distinct_blocks(table, place, level, resident, names, places):  # type: igno
     return n
 
 
-def present_now(workers: Sequence[WorkerId], loads: Mapping[WorkerId, WorkerLoad]) -> list[bool]:
+def present_now(workers: Sequence[WorkerId], loads: Mapping[WorkerId, WorkerLoad], now_s: float = math.inf) -> list[bool]:
     """Who is part of the fleet, as far as loads tell: not a worker whose engine does not answer, nor one whose newest reading is older than
-    the fleet's newest by more than `SILENT_S`. Without any reading it is taken to be there."""
-    newest_s = max((load.time_s for load in loads.values()), default=0.0)
+    the fleet's newest by more than `SILENT_S`. Without any reading it is taken to be there.
+
+    now_s: by the clock here (unix seconds), so that one worker whose clock is ahead does not silence all others."""
+    newest_s = min(now_s, max((load.time_s for load in loads.values()), default=0.0))
     return [(load := loads.get(who)) is None or (load.up and load.time_s >= newest_s - SILENT_S) for who in workers]
 
 
