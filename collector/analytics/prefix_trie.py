@@ -33,6 +33,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from collector.analytics.distinct import mix
 from schemas.causes import Cause
 
 Array = npt.NDArray[Any]
@@ -47,6 +48,8 @@ HISTOGRAM_FLOOR_S = 0.01
 MAX_DEPTH = 16_384
 """Blocks of a chain that are looked at; an item beyond weighs on this one."""
 _NEVER = 1 << 62
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_LONG_S = HISTOGRAM_FLOOR_S * 2 ** (HISTOGRAM_BUCKETS // 2)
 
 FREE, FLOOR, WEIGHT, END, LIVE, MOVED, MIXED, EVICTED, ITEMS, LABEL_BUDGET, NODES = range(11)
 """Places in `Trie.n`: free nodes; the floor; weight of all items; end of the used label space and names alive in it; mass moved to parents
@@ -95,7 +98,7 @@ class Trie(NamedTuple):
     free: Array
     """i64 (nodes,): numbers of free nodes, the first n[FREE] of them."""
     slot_key: Array
-    """Table: name of the first block of an edge -> the node below."""
+    """Table: `_edge` of a node and the first block of an edge below it -> the node at that edge's end."""
     slot_node: Array
     names: Array
     """Label space."""
@@ -128,7 +131,15 @@ def bucket_middle_s(bucket: int) -> float:
 def _bucket(value_s):  # type: ignore[no-untyped-def]
     if value_s <= HISTOGRAM_FLOOR_S:
         return 0
+    if value_s >= _LONG_S:
+        return HISTOGRAM_BUCKETS - 1
     return min(HISTOGRAM_BUCKETS - 1, 1 + int(2 * math.log2(value_s / HISTOGRAM_FLOOR_S)))
+
+
+@numba.njit(cache=True, inline="always")
+def _edge(parent, first):  # type: ignore[no-untyped-def]
+    """Key of the edge that leaves `parent` with this block. Chained names alone would do; a router may send others, or one twice."""
+    return mix(first + np.uint64(parent + 1) * _ODD)
 
 
 @numba.njit(cache=True)
@@ -284,13 +295,13 @@ def _evict(t, v):  # type: ignore[no-untyped-def]
         t.n[MIXED] += t.node[v].mass - t.said[v].votes[0]
     first = t.names[t.node[v].label_at]
     if t.node[v].children == 0:
-        _drop(t, first)
+        _drop(t, _edge(parent, first))
         t.n[LIVE] -= t.node[v].label_length
         if parent >= 0:
             t.node[parent].children -= 1
     else:  # its only child hangs on the whole edge now
         c = t.node[v].child_xor
-        _drop(t, t.names[t.node[c].label_at])
+        _drop(t, _edge(v, t.names[t.node[c].label_at]))
         above, below = t.node[v].label_length, t.node[c].label_length
         if t.node[v].label_at + above == t.node[c].label_at:
             t.node[c].label_at = t.node[v].label_at
@@ -302,7 +313,7 @@ def _evict(t, v):  # type: ignore[no-untyped-def]
                 t.names[at + above + i] = t.names[t.node[c].label_at + i]
             t.node[c].label_at = at
         t.node[c].label_length = above + below
-        _enter(t, first, c)
+        _enter(t, _edge(parent, first), c)
         t.node[c].parent = parent
         t.node[c].edge_error = max(t.node[c].edge_error, value)
         _weigh(t, c)
@@ -325,10 +336,10 @@ def _make_room(t, length):  # type: ignore[no-untyped-def]
     while t.n[FREE] < 2:
         _evict(t, np.argmin(t.worth))
     while t.n[LIVE] + length > t.n[LABEL_BUDGET]:  # only leaves free names
-        least = -1
+        least = np.int64(-1)
         for v in range(t.n[NODES]):
             if t.node[v].parent != GONE and t.node[v].children == 0 and (least < 0 or t.worth[v] < t.worth[least]):
-                least = v
+                least = np.int64(v)
         _evict(t, least)
 
 
@@ -338,7 +349,7 @@ def _place(t, chain, blocks, block_size):  # type: ignore[no-untyped-def]
     _make_room(t, blocks)
     parent, depth = np.int64(ROOT), 0
     while depth < blocks:
-        found = t.slot_node[_slot(t, chain[depth])]
+        found = t.slot_node[_slot(t, _edge(parent, chain[depth]))]
         if found < 0:
             break
         at, length = t.node[found].label_at, t.node[found].label_length
@@ -359,8 +370,8 @@ def _place(t, chain, blocks, block_size):  # type: ignore[no-untyped-def]
             _weigh(t, parent)
         t.node[between].label_at, t.node[between].label_length = at, low
         t.node[found].label_at, t.node[found].label_length = at + low, length - low
-        _enter(t, chain[depth], between)
-        _enter(t, t.names[at + low], found)
+        _enter(t, _edge(parent, chain[depth]), between)
+        _enter(t, _edge(between, t.names[at + low]), found)
         t.node[found].parent = between
         t.node[between].children = 1
         t.node[between].child_xor = found
@@ -376,7 +387,7 @@ def _place(t, chain, blocks, block_size):  # type: ignore[no-untyped-def]
         t.names[at + i] = chain[depth + i]
     t.node[leaf].label_at, t.node[leaf].label_length = at, length
     t.n[LIVE] += length
-    _enter(t, chain[depth], leaf)
+    _enter(t, _edge(parent, chain[depth]), leaf)
     _weigh(t, leaf)
     return leaf
 
@@ -408,7 +419,7 @@ def add(  # type: ignore[no-untyped-def]
     for q in range(len(chain_ends)):
         b_to, r_to = chain_ends[q], run_ends[q]
         tokens[:] = 0
-        weight, seconds, seconds_tokens = 0, 0.0, 0
+        weight, seconds, seconds_tokens = np.int64(0), 0.0, np.int64(0)
         for r in range(r_from, r_to):
             if counted[run_causes[r]]:
                 tokens[run_causes[r]] += run_tokens[r]

@@ -267,6 +267,30 @@ def test_a_collector_that_catches_up_counts_each_window_on_its_own(monkeypatch: 
     assert len(spots(loaded)) <= 50 + 4
 
 
+@pytest.mark.parametrize("nodes", [8, 64])
+def test_names_that_are_no_chain_do_neither_hang_nor_break_it(nodes: int) -> None:
+    rng = np.random.default_rng(nodes)
+    analysis, tokens = Hotspots(nodes=nodes, share=1e-9), 0
+    for number in range(2000):
+        names = rng.integers(0, 6, rng.integers(1, 12)).astype(np.uint64)
+        analysis.take([request(names, [C.EVICTED] * len(names), number)])
+        tokens += BLOCK * len(names)
+    trie = analysis._windows[3]["p"].trie
+    assert trie.n[prefix_trie.WEIGHT] == trie.said["tokens"].sum() == tokens
+    used = trie.node["parent"] != prefix_trie.GONE
+    assert used.sum() == (trie.slot_node >= 0).sum() == nodes - trie.n[prefix_trie.FREE]
+    assert sum(spot["lost_tokens"] for spot in spots(analysis)) <= tokens
+
+
+def test_a_time_beyond_all_buckets_counts_in_the_last() -> None:
+    names = np.array([7], np.uint64)
+    for gone_s in (1e9, np.inf):
+        analysis = Hotspots()
+        analysis.take([request(names, [C.EVICTED], i, gone_s=np.array([gone_s], np.float32)) for i in range(2)])
+        (spot,) = spots(analysis)
+        assert spot["gone_p50_s"] == prefix_trie.bucket_middle_s(prefix_trie.HISTOGRAM_BUCKETS - 1)
+
+
 def test_rows_fit_the_published_table() -> None:
     analysis = Hotspots()
     analysis.take([request(chain(1, 2, 3), [C.EVICTED] * 3, i, route="🦊" * 50) for i in range(2)])
