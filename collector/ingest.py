@@ -33,7 +33,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from collector.analytics.analyses import JOURNAL, entries_after
+from collector.analytics.analyses import JOURNAL, Closed, entries_after
 from collector.analytics.attributed import WINDOW_S
 from collector.analytics.contents_journal import CONTENTS
 from collector.core import Core
@@ -178,20 +178,25 @@ class Collector:
             for row in rows.slice(max(0, rows.num_rows - REMEMBERED)).to_pylist():
                 fold.join.remember(row["request_id"], row["decision_missing"], row["outcome_missing"])
 
+    def _say(self, what: str) -> None:
+        """In the log and in `changes`."""
+        log.warning("%s", what)
+        self.fold.note(self._clock(), "note", f"collector: {what}")
+
     def _begin_without(self, checkpoint: str, number: int, error: Exception) -> None:
         """The journal before the checkpoint of this commit is gone with it: what is known again is less than it was, and that is said."""
         self._checkpoint = {}
         self.core = Core.of(self.settings)
-        text = (
-            f"collector: the checkpoint {checkpoint} cannot be read ({error}): caches are rebuilt from the stream alone; hotspots, reuse "
+        self._say(
+            f"the checkpoint {checkpoint} cannot be read ({error}): caches are rebuilt from the stream alone; hotspots, reuse "
             f"curves, divergence, pressure and fitted costs begin with what was told after commit {number}, so windows that were open then "
             "are incomplete; text described before it counts as never seen"
         )
-        log.warning("%s", text)
-        self.fold.note(self._clock(), "note", text)
-        written_us = [s.newest_us for s in self.manifest if s.table == PRESSURE.name]
-        if written_us:  # removals are read again from the oldest on: those of windows that are segments count there
-            self.fold.lives.close(max(written_us) / 1e6 + WINDOW_S)
+        self.fold.lives.close(self._written_s())  # removals are read again from the oldest on
+
+    def _written_s(self) -> float:
+        """Windows of the analyses that ended by then (unix seconds) are segments."""
+        return max((s.newest_us / 1e6 + WINDOW_S for s in self.manifest if s.table == PRESSURE.name), default=0.0)
 
     def _replay(self) -> None:
         """Feeds the analyses what the commits after the checkpoint's told them, in their order. Once, after the kv-events of that time
@@ -207,11 +212,11 @@ class Collector:
                     continue
                 entries = entries_after(rows, after)
             except (OSError, pa.ArrowException, KeyError, TypeError) as e:  # the last two: of a version that had other columns
-                text = f"collector: the journal {segment.name} cannot be read ({e}): hotspots, curves and the like miss its requests"
-                log.warning("%s", text)
-                self.fold.note(self._clock(), "note", text)
+                self._say(f"the journal {segment.name} cannot be read ({e}): hotspots, curves and the like miss its requests")
                 continue
             self.core.analyses.replay(entries)
+        if self._written_s() > self.core.analyses.closed_s:  # it stood in a journal that cannot be read
+            self.core.analyses.replay([Closed(self._written_s())])
 
     # the loop
 

@@ -44,7 +44,8 @@ class Analyses:
         self.parts = dict(parts)
         self._pending: list[Entry] = []
         self._rows: dict[str, Rows] = {}
-        self._closed_s = 0.0
+        self.closed_s = 0.0
+        """Windows that ended by then (unix seconds) are closed."""
 
     def take(self, requests: Sequence[Attributed]) -> None:
         if not requests:
@@ -56,14 +57,14 @@ class Analyses:
     def close(self, complete_s: float) -> None:
         """Closes the windows that are over. complete_s: everything that happened before is in here."""
         before_s = complete_s // WINDOW_S * WINDOW_S
-        if before_s <= self._closed_s:
+        if before_s <= self.closed_s:
             return
         for table, rows in self._close(before_s).items():
             self._rows.setdefault(table, []).extend(rows)
         self._pending.append(Closed(before_s))
 
     def _close(self, before_s: float) -> dict[str, Rows]:
-        self._closed_s = before_s
+        self.closed_s = before_s
         out: dict[str, Rows] = {}
         for part in self.parts.values():
             for table, rows in part.close(before_s).items():
@@ -90,14 +91,14 @@ class Analyses:
         self._pending, self._rows = [], {}
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
-        out: dict[str, npt.NDArray[Any]] = {"closed_s": np.array([self._closed_s])}
+        out: dict[str, npt.NDArray[Any]] = {"closed_s": np.array([self.closed_s])}
         for name, part in self.parts.items():
             out |= {f"{name}/{key}": value for key, value in part.save().items()}
         return out
 
     def load(self, saved: Mapping[str, npt.NDArray[Any]]) -> None:
         """An analysis that the checkpoint does not know begins empty."""
-        self._closed_s = float(saved["closed_s"][0])
+        self.closed_s = float(saved["closed_s"][0])
         for name, part in self.parts.items():
             mine = {key.removeprefix(f"{name}/"): value for key, value in saved.items() if key.startswith(f"{name}/")}
             if mine:
