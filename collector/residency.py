@@ -228,7 +228,7 @@ def _apply(  # type: ignore[no-untyped-def]
         marked = e_from < event_end[r] and events[e_from]["kind"] == _EPOCH
         if (not w["started"] or epoch > w["epoch"]) and not marked:
             # A life of this cache whose start was not seen.
-            used = _fresh(workers, wi, table, memory, ring, heads, ids, used, retired, _EPOCH, first_seqs[r], bridge_s)
+            used = _fresh(workers, wi, table, memory, ring, heads, ids, used, retired, np.uint8(_EPOCH), first_seqs[r], bridge_s)
             w["trust"] = DEGRADED
             w["reason"] = _LATE_START
             w["epoch_at_s"] = bridge_s
@@ -242,7 +242,7 @@ def _apply(  # type: ignore[no-untyped-def]
         if w["has_seq"] and not marked and not gap_first and first_seqs[r] > w["seq"] + np.uint64(1):
             jump = np.int64(min(first_seqs[r] - w["seq"] - np.uint64(1), np.uint64(MAX_LOST)))
             w["lost_batches"] += jump
-            _degrade(w, ring, heads, _JUMP, first_seqs[r], bridge_s)
+            _degrade(w, ring, heads, np.int64(_JUMP), first_seqs[r], bridge_s)
         for k in range(e_from, event_end[r]):
             e = events[k]
             kind = e["kind"]
@@ -351,13 +351,13 @@ def _apply(  # type: ignore[no-untyped-def]
                 lost = np.int64(lost)
                 w["lost_batches"] += lost
                 t[LOST_BATCHES] += lost
-                _degrade(w, ring, heads, _LOST, seq, time_s)
+                _degrade(w, ring, heads, np.int64(_LOST), seq, time_s)
                 w["seq"] = e["parent"]
                 w["has_seq"] = True
             elif kind == _UNNAMED:
                 w["unnamed"] += np.int64(e["parent"])
                 if tier == 0 and w["trust"] == EXACT:
-                    _degrade(w, ring, heads, _NAMELESS, seq, time_s)
+                    _degrade(w, ring, heads, np.int64(_NAMELESS), seq, time_s)
             elif kind == _SNAPSHOT:
                 if e["flags"] & FIRST:
                     if w["snapshot"] != 0:
@@ -548,7 +548,7 @@ class Residency:
     def evers(self, blocks: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """`ever` of each block."""
         out = np.empty(len(blocks), np.bool_)
-        evers_now(self.memory, blocks, out)
+        evers_now(self.memory, np.require(blocks, np.uint64, ["C", "W"]), out)
         return out
 
     def trust(self, worker: int) -> tuple[Trust, str]:

@@ -115,11 +115,11 @@ def _live(core: Core, at_s: float, requests: int) -> None:
         _tell(core, OUTCOMES, *outcomes)
         _tell(core, WORKER_LOAD, *(_load(who, at_s + 3.5, epoch) for who in _ENGINES))
         core.fold.settle(at_s + 3.5, at_s + 3.5, at_s + 3.5)
+        core.analyses.take(core.fold.take_told())
+        core.analyses.close(at_s)
     core.fold.lose(("", 0), at_s)
     core.count_held()
-    core.analyses.take(core.fold.take_told())
     core.analyses.live()
-    core.analyses.close(at_s)
 
 
 def _tell(core: Core, topic: str, *records: KvBatch | BaseModel) -> None:

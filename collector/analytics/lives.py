@@ -302,7 +302,7 @@ class Lives:
     def close(self, before_s: float) -> None:
         """Forgets removals before before_s, and takes none any more."""
         if before_s > self._closed_s:
-            self._closed_s = before_s
+            self._closed_s = float(before_s)  # of an int kernels would be compiled anew
             _tidy(self._table, self._moving, self._rows, self._place, self._workers, self._state, self._closed_s)
 
     def save(self) -> dict[str, npt.NDArray[Any]]:

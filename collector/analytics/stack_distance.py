@@ -311,8 +311,10 @@ def _thin(table, bits, meta, budget):  # type: ignore[no-untyped-def]
         rest = table[j, 1]
         if rest != np.uint64(0) and np.int64(rest >> np.uint64(32)) < horizon:
             by_depth[_depth(table[j, 0])] += 1
-    tail = by_depth.sum()
-    kept = by_depth[shift:].sum()
+    tail = kept = np.int64(0)
+    for depth in range(len(by_depth)):
+        tail += by_depth[depth]
+        kept += by_depth[depth] if depth >= shift else 0
     while kept > budget // 2 and shift < MAX_SHIFT:
         kept -= by_depth[shift]
         shift += 1

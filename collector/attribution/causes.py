@@ -133,7 +133,7 @@ def _push(runs, n, cause, tokens):  # type: ignore[no-untyped-def]
 def _assign(  # type: ignore[no-untyped-def]
     prompt, size, blocks, hit, event_blocks, ideal, selected, cheaper, elsewhere, flights, fates, new, content, shared, out, runs
 ):
-    n = _push(runs, 0, _HIT, hit)
+    n = _push(runs, np.int64(0), np.int64(_HIT), hit)
     hit_blocks = hit // size if size > 0 else 0
     weight = np.zeros(CAUSES, np.int64)
     c_at = 0
@@ -183,7 +183,7 @@ def _assign(  # type: ignore[no-untyped-def]
         at = lost_from
         if i == 0 and shared > at and shared < end:
             weight[_TOO_SHORT] += shared - at
-            n = _push(runs, n, _TOO_SHORT, shared - at)
+            n = _push(runs, n, np.int64(_TOO_SHORT), shared - at)
             at = shared
         while at < end:
             while c_at < len(content) and content[c_at, 0] <= at:
@@ -201,8 +201,8 @@ def _assign(  # type: ignore[no-untyped-def]
     named = blocks * size
     if size > 0:
         whole = prompt // size * size
-        n = _push(runs, n, _UNEXPLAINED, whole - max(named, hit))
-        n = _push(runs, n, _TOO_SHORT if prompt < size else _GRANULARITY, prompt - max(whole, hit))
+        n = _push(runs, n, np.int64(_UNEXPLAINED), whole - max(named, hit))
+        n = _push(runs, n, np.int64(_TOO_SHORT if prompt < size else _GRANULARITY), prompt - max(whole, hit))
     else:
-        n = _push(runs, n, _UNEXPLAINED, prompt - hit)
+        n = _push(runs, n, np.int64(_UNEXPLAINED), prompt - hit)
     return n

@@ -143,7 +143,7 @@ def _walk(  # type: ignore[no-untyped-def]
     for x in range(len(numbers)):
         w = workers[numbers[x]]
         owners, windowed = w["owners"], w["windowed"]
-        columns = 0
+        columns = np.int64(0)
         for group in range(MAX_GROUPS):
             for tier in range(4):
                 bit = np.uint64(tier * MAX_GROUPS + group)

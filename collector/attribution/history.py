@@ -247,13 +247,13 @@ def _ghost_set(ghosts, meta, h, worker, fate, ticks):  # type: ignore[no-untyped
 @numba.njit(cache=True)
 def _make_filter_room(m, keys):  # type: ignore[no-untyped-def]
     if m.meta[_F_N + m.meta[_F_NOW]] + keys > m.meta[_F_BUDGET]:
-        _turn(m.gone_filter, m.meta, _F_NOW)
+        _turn(m.gone_filter, m.meta, np.int64(_F_NOW))
 
 
 @numba.njit(cache=True)
 def _gone_add(m, h, worker, fate):  # type: ignore[no-untyped-def]
     now = m.meta[_F_NOW]
-    _filter_add(m.gone_filter, now, _key(h, worker + np.uint64(1)), fate)
+    _filter_add(m.gone_filter, now, _key(h, worker + np.uint64(1)), np.uint8(fate))
     m.meta[_F_N + now] += 1
 
 
@@ -265,7 +265,7 @@ def _turn_ghosts(m):  # type: ignore[no-untyped-def]
     _make_filter_room(m, meta[_G_N + old])
     now = meta[_F_NOW]
     meta[_F_N + now] += meta[_G_N + old]
-    keys, kinds, n = np.empty(_CHUNK, np.uint64), np.empty(_CHUNK, np.uint8), 0
+    keys, kinds, n = np.empty(_CHUNK, np.uint64), np.empty(_CHUNK, np.uint8), np.int64(0)
     mask = np.int64(len(ghosts) - 1)
     gap = np.int64(0)
     while ghosts[gap, 1] != 0:
@@ -304,21 +304,21 @@ def _seen_pour(m, table, retired):  # type: ignore[no-untyped-def]
     """The exact set goes into the filter. When that turns, it keeps what some worker holds or is known to have lost."""
     meta = m.meta
     if meta[_S_N + meta[_S_NOW]] + meta[_SEEN_N] > meta[_S_BUDGET]:
-        _turn(m.seen_filter, meta, _S_NOW)
+        _turn(m.seen_filter, meta, np.int64(_S_NOW))
         now = meta[_S_NOW]
         for i in range(len(table)):
             rest = table[i, 1]
             if rest != 0:
                 instance = rest >> np.uint64(42)
                 if retired[instance] == -1 or m.life_of[instance] != 0:
-                    _filter_add(m.seen_filter, now, _key(table[i, 0], 0), 0)
+                    _filter_add(m.seen_filter, now, _key(table[i, 0], 0), np.uint8(0))
                     meta[_S_N + now] += 1
         for i in range(len(m.ghosts)):
             if m.ghosts[i, 1] != 0:
-                _filter_add(m.seen_filter, now, _key(m.ghosts[i, 0], 0), 0)
+                _filter_add(m.seen_filter, now, _key(m.ghosts[i, 0], 0), np.uint8(0))
                 meta[_S_N + now] += 1
     now = meta[_S_NOW]
-    keys, kinds, n = np.empty(_CHUNK, np.uint64), np.zeros(_CHUNK, np.uint8), 0
+    keys, kinds, n = np.empty(_CHUNK, np.uint64), np.zeros(_CHUNK, np.uint8), np.int64(0)
     for i in range(len(m.seen)):
         if m.seen[i] != 0:
             keys[n] = _key(m.seen[i], 0)
@@ -343,9 +343,9 @@ def _note_seen(seen, seen_filter, meta, h):  # type: ignore[no-untyped-def]
     if meta[_S_N] + meta[_S_N + 1] > 0:
         now = meta[_S_NOW]
         key = _key(h, 0)
-        if _filter_has(seen_filter, now, key, 0):
+        if _filter_has(seen_filter, now, key, np.uint8(0)):
             return False
-        known = _filter_has(seen_filter, 1 - now, key, 0)  # noted anew: that generation is the next to be forgotten
+        known = _filter_has(seen_filter, 1 - now, key, np.uint8(0))  # noted anew: that generation is the next to be forgotten
     seen[at] = h
     meta[_SEEN_N] += 1
     return not known
@@ -369,7 +369,7 @@ def was_seen(m, h):  # type: ignore[no-untyped-def]
     if m.meta[_S_N] + m.meta[_S_N + 1] == 0:
         return False
     key = _key(h, 0)
-    return _filter_has(m.seen_filter, 0, key, 0) or _filter_has(m.seen_filter, 1, key, 0)
+    return _filter_has(m.seen_filter, np.int64(0), key, np.uint8(0)) or _filter_has(m.seen_filter, np.int64(1), key, np.uint8(0))
 
 
 # lives that are over
@@ -474,7 +474,7 @@ def _settle(m, table, workers):  # type: ignore[no-untyped-def]
         if held_anywhere(table, workers[who]["instance"], owners, h):
             _ghost_take(m.ghosts, m.meta, h, np.uint64(who))  # came back with a snapshot: an older loss is no news
         elif exact[place]:
-            _ghost_set(m.ghosts, m.meta, h, np.uint64(who), CLEARED, m.lives[who, nth]["ticks"])
+            _ghost_set(m.ghosts, m.meta, h, np.uint64(who), np.uint8(CLEARED), m.lives[who, nth]["ticks"])
         else:
             _ghost_take(m.ghosts, m.meta, h, np.uint64(who))
             _gone_add(m, h, np.uint64(who), CLEARED)
@@ -578,9 +578,9 @@ def _resolve(m, worker, h, ghost, life, elsewhere):  # type: ignore[no-untyped-d
         key = _key(h, worker + np.uint64(1))
         now = m.meta[_F_NOW]
         for generation in (now, 1 - now):
-            if _filter_has(m.gone_filter, generation, key, EVICTED):
+            if _filter_has(m.gone_filter, generation, key, np.uint8(EVICTED)):
                 return EVICTED, np.int64(-1)
-            if _filter_has(m.gone_filter, generation, key, CLEARED):
+            if _filter_has(m.gone_filter, generation, key, np.uint8(CLEARED)):
                 return CLEARED, np.int64(-1)
     return NEVER, np.int64(-1)
 
@@ -606,7 +606,7 @@ def note_removals(m, table, worker, owners, ring_hashes, last, start, n, ticks):
             supersede_lives(m, table, worker, owners, ring_hashes[at])
         if 2 * (meta[_G_N + meta[_G_NOW]] + 1) > meta[_G_BUDGET]:
             _turn_ghosts(m)
-        _ghost_set(ghosts, meta, ring_hashes[at], worker, EVICTED, ticks)
+        _ghost_set(ghosts, meta, ring_hashes[at], worker, np.uint8(EVICTED), ticks)
     return noise
 
 

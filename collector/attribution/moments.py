@@ -205,7 +205,7 @@ def _look(  # type: ignore[no-untyped-def]
     n = len(chain)
     lows = np.empty(64, np.uint64)
     groups = np.empty(64, np.int64)
-    columns = 0
+    columns = np.int64(0)
     for bit in range(64):
         group = bit % MAX_GROUPS
         if owners >> np.uint64(bit) & np.uint64(1) and not (windowed >> np.uint64(group) & np.uint64(1)):

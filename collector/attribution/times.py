@@ -74,7 +74,10 @@ def _get(young, old, keys, out):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def _entries(table):  # type: ignore[no-untyped-def]
-    out = np.empty((np.count_nonzero(table[:, 1]), 2), np.uint64)
+    n = 0
+    for i in range(len(table)):
+        n += table[i, 1] != 0
+    out = np.empty((n, 2), np.uint64)
     n = 0
     for i in range(len(table)):
         if table[i, 1] != 0:
