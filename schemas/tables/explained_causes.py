@@ -9,7 +9,7 @@ from typing import Any
 
 from schemas.causes import ACTOR, MEANING, Cause
 from schemas.tables.terminal import printable
-from schemas.tables.words import aligned, count, indented, seconds
+from schemas.tables.words import count, fitted, indented, seconds
 
 RUNS_SHOWN = 40
 _STRIP = 60
@@ -61,7 +61,8 @@ def _table(runs: list[tuple[str, int]], total: int) -> list[str]:
         actor = ACTOR.get(cause, "") if cause is not None else ""
         rows.append([letter, count(at), count(tokens), f"{tokens / total:.1%}", printable(label), actor, meaning])
         at += tokens
-    return aligned(["", "from token", "tokens", "share", "cause", "who can act", "what it means"], rows, left={0, 4, 5, 6})
+    heads, lines = fitted(["", "from token", "tokens", "share", "cause", "who can act", "what it means"], rows, {0, 4, 5, 6})
+    return [*heads, *lines]
 
 
 def _sentences(r: dict[str, Any]) -> list[str]:

@@ -13,6 +13,8 @@ UNKNOWN = "-"
 JOINED = "\u00a0"
 """Stands for a space where a line must not end: between a figure and its unit."""
 LINE = 118
+_INDENT, _LEAST_WORD = 2, 18
+"""Of tables; places down to which a column of words is broken."""
 
 
 def count(value: int | None) -> str:
@@ -85,6 +87,36 @@ def wrapped(text: str, places: int) -> list[str]:
                 lines.append("")
             lines[-1] += c
     return lines
+
+
+def fitted(head: Sequence[str], rows: Sequence[Sequence[str]], left: set[int]) -> tuple[list[str], list[str]]:
+    """`aligned` lines of the head, and of the rows, that fit `LINE` when they are indented: words and heads are broken at spaces as far as
+    that needs, the longest column of words first. Figures are never broken, so a table of many is wider."""
+    widths = _widths(head, rows, left)
+    heads = _broken(head, widths)
+    lines = aligned(heads[0], [*heads[1:], *(line for row in rows for line in _broken(row, widths))], left)
+    return lines[: len(heads)], lines[len(heads) :]
+
+
+def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], left: set[int]) -> list[int]:
+    whole = [max(map(width, column)) for column in zip(head, *rows, strict=True)]
+    least = []
+    for i, column in enumerate(zip(*rows, strict=True)):
+        cells = max(map(width, column))
+        longest = max(map(width, head[i].split(" ")))
+        least.append(max(longest, min(cells, _LEAST_WORD) if i in left else cells))
+    over = sum(whole) + 2 * (len(whole) - 1) + _INDENT - LINE
+    while over > 0 and any(w > n for w, n in zip(whole, least, strict=True)):
+        i = max((i for i, w in enumerate(whole) if w > least[i]), key=lambda i: (i in left, whole[i], -i))
+        whole[i] -= 1
+        over -= 1
+    return whole
+
+
+def _broken(row: Sequence[str], widths: Sequence[int]) -> list[list[str]]:
+    """One row as lines of the table."""
+    cells = [wrapped(cell, places) for cell, places in zip(row, widths, strict=True)]
+    return [[cell[n] if n < len(cell) else "" for cell in cells] for n in range(max(map(len, cells)))]
 
 
 def indented(lines: Iterable[str]) -> list[str]:

@@ -153,3 +153,5 @@ def test_the_exported_schemas_name_every_field():
     assert set(schemas) == {"decisions", "outcomes", "worker-load", "changes"}
     assert set(schemas["decisions"]["properties"]) == set(Decision.model_fields)
     assert schemas["outcomes"]["required"] == ["request_id", "time_s"]
+    required = {"request_id", "time_s", "router", "pool", "model", "path", "policy", "policy_version", "token_source", "worker"}
+    assert set(schemas["decisions"]["required"]) == required, "all that came later may be left out by other routers"

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 
 from schemas.tables.report.sections import Cell, Grid, Page, Section
 from schemas.tables.terminal import printable
-from schemas.tables.words import JOINED, LINE, aligned, cut, fold, indented, width, wrapped
+from schemas.tables.words import JOINED, LINE, cut, fitted, fold, indented, width
 
 _WORD, _LAST_WORD = 36, 240
 _BARS = (12, 6)
 """Places: of a bar; of one where that is too much."""
-_LEAST_WORD, _LONGEST_WORD = 18, 100
-"""Places: down to which a column of words is broken; from which one word of a sentence, as the name of a route, is cut."""
+_LONGEST_WORD = 100
+"""Places from which one word of a sentence, as the name of a route, is cut."""
 _PARTS = " ▏▎▍▌▋▊▉█"
 
 
@@ -54,33 +54,8 @@ def _table(grid: Grid, drawn: set[int], bar: int) -> list[str]:
         [part for i, cell in enumerate(row) for part in _parts(cell, bar if i in drawn else 0, _LAST_WORD if i == last else _WORD)]
         for row in grid.rows
     ]
-    widths = _widths(head, rows, left)
-    heads = _lines(head, widths)
-    table = aligned(heads[0], [*heads[1:], *(line for row in rows for line in _lines(row, widths))], left=left)
-    return [*table[: len(heads)], "-" * _widest(table), *table[len(heads) :]]
-
-
-def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], left: set[int]) -> list[int]:
-    """Of each column. Figures are never broken, words and heads at spaces as far as needed."""
-    whole = [max(map(width, column)) for column in zip(head, *rows, strict=True)]
-    least = []
-    for i, column in enumerate(zip(*rows, strict=True)):
-        cells = max(map(width, column))
-        longest = max(map(width, head[i].split(" ")))
-        least.append(max(longest, min(cells, _LEAST_WORD) if i in left else cells))
-    over = sum(whole) + 2 * len(whole) - LINE
-    while over > 0 and any(w > n for w, n in zip(whole, least, strict=True)):
-        i = max((i for i, w in enumerate(whole) if w > least[i]), key=lambda i: (i in left, whole[i], -i))
-        whole[i] -= 1
-        over -= 1
-    return whole
-
-
-def _lines(row: Sequence[str], widths: Sequence[int]) -> list[list[str]]:
-    """One row as lines of the table."""
-    cells = [wrapped(cell, places) for cell, places in zip(row, widths, strict=True)]
-    high = max(map(len, cells))
-    return [[cell[n] if n < len(cell) else "" for cell in cells] for n in range(high)]
+    heads, table = fitted(head, rows, left)
+    return [*heads, "-" * _widest([*heads, *table]), *table]
 
 
 def _widest(table: Iterable[str]) -> int:
