@@ -508,21 +508,27 @@ class Fold:
         self._dispatch(self._horizon_s)
         kept = {request_id: spans for request_id, spans in self._kept_spans.items() if request_id in self.join.open}
         return kept | {
-            r.request_id: [[s.start, s.end, s.flight.request_id, *_plain(s.flight)] for s in spans]
+            r.request_id: [[s.start, s.end, s.flight.request_id, *self._plain(s.flight)] for s in spans]
             for r in self.join.open.values()
             if r.dispatch is not None and r.dispatch.result is not None and (spans := r.dispatch.result.spans)
         }
+
+    def _plain(self, f: Flight) -> list[Any]:
+        """Numbers of workers may be others after a restart; their names are not."""
+        ranks = [[who.pool, who.worker, who.rank] for who in (self.workers[n] for n in f.numbers)]
+        return [f.started_s, ranks, _or_none(f.ended_s), f.failed, _or_none(f.prefilled_s)]
 
     def _take_over_spans(self, r: Request) -> None:
         known = self._kept_spans.pop(r.request_id, None)
         if known is None or r.dispatch is None or r.dispatch.result is None:
             return
         spans = []
-        for start, end, request_id, started_s, numbers, ended_s, failed in known:
+        for start, end, request_id, started_s, ranks, ended_s, failed, prefilled_s in known:
             other = self.join.open.get(request_id)
             flight = None if other is None or other.dispatch is None else other.dispatch.flight
             if flight is None:
-                flight = Flight(request_id, started_s, -1, tuple(numbers), ended_s=np.inf if ended_s is None else ended_s, failed=failed)
+                numbers = tuple(n for who in ranks if (n := self._number.get(WorkerId(*who))) is not None)
+                flight = Flight(request_id, started_s, -1, numbers, -1, _or_inf(ended_s), failed, _or_inf(prefilled_s))
             spans.append(Span(start, end, flight))
         r.dispatch.result = replace(r.dispatch.result, spans=tuple(spans))
 
@@ -550,33 +556,42 @@ class Fold:
         newest_s = max(r.dispatch.started_s for some in due.values() for r in some if r.dispatch is not None)
         self._horizon_s = max(self._horizon_s, *(r.outcome.time_s for some in due.values() for r in some if r.outcome is not None))
         self._dispatch(np.nextafter(newest_s, np.inf))
+        beside = {s.flight.request_id for some in due.values() for r in some for s in _spans(r)}
+        asked = set(due) | {(r.worker[0] or "", r.worker[1] or "") for q in beside if (r := self.join.open.get(q)) is not None}
         by_worker: dict[tuple[str, str], list[Running]] = {}
         for r in self.join.open.values():
             key = r.worker[0] or "", r.worker[1] or ""
-            if r.running is not None and key in due:
+            if r.running is not None and key in asked:
                 by_worker.setdefault(key, []).append(r.running)
+        for key, running in by_worker.items():
+            self._assign(self._ranks.get(key, []), running)
         for key, requests in due.items():
             ranks = self._ranks.get(key, [])
             if ranks:
-                self._tell_worker(ranks, by_worker[key], requests)
+                self._tell_worker(ranks, requests)
             for r in requests:
                 self._count(r)
                 self.rollups.count_told(r)
                 self._compare(r)
 
-    def _tell_worker(self, ranks: list[int], running: list[Running], requests: list[Request]) -> None:
-        asked: dict[int | None, list[int]] = {None: ranks}
-        for n in ranks:
-            asked[self.workers[n].rank] = [n]
-        by_id = {r.request_id: r for r in requests}
+    def _by_rank(self, ranks: list[int]) -> dict[int | None, list[int]]:
+        return {None: ranks} | {self.workers[n].rank: [n] for n in ranks}
+
+    def _assign(self, ranks: list[int], running: list[Running]) -> None:
+        """Finds the own stores of a worker's requests, those in flight included."""
         rank_of = {q.request_id: r.rank for q in running if (r := self.join.open.get(q.request_id)) is not None}
-        for rank, numbers in asked.items():
+        for rank, numbers in self._by_rank(ranks).items():
             group = [q for q in running if rank_of[q.request_id] == rank]
             assign(self.residency, numbers, group, self._tolerance_s, self._stores)
             for q in group:
                 other = self.join.open.get(q.request_id)
-                if q.own is not None and other is not None and other.dispatch is not None and other.dispatch.flight is not None:
-                    self._dispatches.flights.prefilled(other.dispatch.flight, event_time_s(self.residency, q.own[1]))
+                flight = None if other is None or other.dispatch is None else other.dispatch.flight
+                if q.own is not None and flight is not None and flight.prefilled_s == np.inf:
+                    flight.prefilled_s = event_time_s(self.residency, q.own[1])
+
+    def _tell_worker(self, ranks: list[int], requests: list[Request]) -> None:
+        asked = self._by_rank(ranks)
+        by_id = {r.request_id: r for r in requests}
         for q in sorted((r.running for r in requests if r.running is not None), key=lambda q: q.started_s):
             r = by_id[q.request_id]
             numbers = asked.get(r.rank, [])
@@ -706,8 +721,16 @@ class Fold:
         self._partition = {n: (t, p) for n, t, p in about["partitions"]}
 
 
-def _plain(f: Flight) -> tuple[float, list[int], float | None, bool]:
-    return f.started_s, list(f.numbers), None if f.ended_s == np.inf else f.ended_s, f.failed
+def _spans(r: Request) -> tuple[Span, ...]:
+    return () if r.dispatch is None or r.dispatch.result is None else r.dispatch.result.spans
+
+
+def _or_none(time_s: float) -> float | None:
+    return None if time_s == np.inf else time_s
+
+
+def _or_inf(time_s: float | None) -> float:
+    return np.inf if time_s is None else time_s
 
 
 def _timeless(batch: Unpacked) -> list[int]:

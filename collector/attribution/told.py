@@ -163,7 +163,9 @@ def tell_told(r: Request, look: Look, has_clock: bool, state: Residency, uses: U
         if other != number and held * size > hit:  # another rank of the same worker: the router has no cost of it
             rivals.append(Rival(d.worker, None, held, True, None))
     flights = [
-        (s.start, s.end) for s in at.spans if not s.flight.failed and (number not in s.flight.numbers or s.flight.ended_s > look.moment_s)
+        (s.start, s.end)
+        for s in at.spans
+        if not s.flight.failed and s.flight.prefilled_s > d.time_s and (number not in s.flight.numbers or s.flight.ended_s > look.moment_s)
     ]
     facts = Facts(
         prompt, size, blocks, hit, look.hit.blocks, at.ideal, -1 if look.selected is None else look.selected,

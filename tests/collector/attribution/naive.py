@@ -95,10 +95,17 @@ class Twin:
                 continue
             if q.outcome.time_s <= d.time_s or i >= len(q.chain) or q.chain[i] != asked.chain[i]:
                 continue
+            if q.own is not None and self.stored_s(q) <= d.time_s:  # its cache lost it since
+                continue
             where = WorkerId("p", q.decision.worker, 0)
             if held[where] <= i and (q.decision.worker != d.worker or q.outcome.time_s > moment_s):
                 return True
         return False
+
+    def stored_s(self, q: Asked) -> float:
+        assert q.own is not None
+        who, batch_number, event_number = q.own
+        return float(self.batches[who][batch_number].events["time_s"][event_number])
 
     def known(self, asked: Asked, i: int) -> Cause:
         spaces = {
@@ -130,7 +137,7 @@ class Twin:
         who = WorkerId("p", d.worker, 0)
         if asked.own is not None:
             moment = state_of(self.batches[who], own=asked.own[1:])
-            moment_s = float(self.batches[who][asked.own[1]].events["time_s"][0])
+            moment_s = self.stored_s(asked)
         else:
             moment_s = d.time_s + (o.ttft_s or 0.0)
             moment = state_of(self.batches[who], until_s=moment_s)

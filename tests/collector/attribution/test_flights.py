@@ -33,7 +33,6 @@ def test_later_ones_ended_ones_and_those_of_other_pools_are_not_computing() -> N
     begin(flights, "later", 3.0, [1, 2])
     begin(flights, "pool", 1.0, [1, 2], pool=1)
     flights.end(begin(flights, "ended", 1.0, [1, 2]), 2.0, failed=False)
-    flights.prefilled(begin(flights, "prefilled", 1.0, [1, 2]), 1.5)
     flights.end(begin(flights, "failed", 1.0, [1, 2]), 9.0, failed=True)
     assert spans(flights, mine, [1, 2], [0, 0]) == []
 
