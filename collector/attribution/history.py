@@ -279,7 +279,7 @@ def _turn_ghosts(m):  # type: ignore[no-untyped-def]
             n += 1
             if n == _CHUNK:
                 _filter_add_all(m.gone_filter, now, keys, kinds, n)
-                n = 0
+                n = np.int64(0)
             _free_slot(ghosts, i)
     _filter_add_all(m.gone_filter, now, keys, kinds, n)
     meta[_G_N + old] = 0
@@ -325,7 +325,7 @@ def _seen_pour(m, table, retired):  # type: ignore[no-untyped-def]
             n += 1
             if n == _CHUNK:
                 _filter_add_all(m.seen_filter, now, keys, kinds, n)
-                n = 0
+                n = np.int64(0)
             m.seen[i] = np.uint64(0)
     _filter_add_all(m.seen_filter, now, keys, kinds, n)
     meta[_S_N + now] += meta[_SEEN_N]

@@ -221,7 +221,7 @@ def _look(  # type: ignore[no-untyped-def]
         while position[at] >= 0:
             at = (at + 1) & (slots - 1)
         position[at] = i
-    held = np.zeros((n, max(columns, 1)), np.int64)
+    held = np.zeros((n, max(columns, np.int64(1))), np.int64)
     noise = np.uint64(0)
     fill = True
     hit = np.int64(-1)
