@@ -53,7 +53,9 @@ def main() -> None:
             continue
         for policy in POLICIES:
             label = f"{name}, {policy}"
-            run = partial(compared, replace(case.spec, policy=policy), case.flows(path, case.whole), (), Feeder(1 << 18, 1 << 18, 1 << 22))
+            run = partial(
+                compared, replace(case.spec, policy=policy), case.flows(path, case.whole), (), Feeder(1 << 18, 1 << 18, 1 << 22, 5_000_000)
+            )
             out["traces"][label] = added([timed(label, run)])
             keep(out)
     print(json.dumps(out))

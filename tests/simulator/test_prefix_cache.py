@@ -258,7 +258,7 @@ Operation = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(Operation, max_size=40), st.integers(3, 14))
 def test_it_agrees_with_the_naive_twin(operations: list[tuple[str, object, int]], blocks: int) -> None:
     cache, naive = PrefixCache(blocks, SIZE), NaiveCache(blocks)

@@ -86,7 +86,7 @@ def test_prefix_aware_routing_hits_far_more_than_round_robin(tokenizer: LocalTok
         live = [next(source) for _ in range(s.sessions)]
         caches = [PrefixCache(800, 16) for _ in range(4)]
         sent, hits, prompts = [0] * 4, 0, 0
-        for n in range(240):
+        for n in range(160):
             seat = rng.randrange(len(live))  # in turn, seats would line up with round robin
             ask = live[seat].ask()
             ids = array("I", tokenizer.chat(ask.messages, ask.tools).tolist())
@@ -97,7 +97,7 @@ def test_prefix_aware_routing_hits_far_more_than_round_robin(tokenizer: LocalTok
             hit = caches[w].lookup(table)
             assert caches[w].admit(table, hit, len(ids) - len(hit) * 16)
             caches[w].release(table)
-            if n >= 80:
+            if n >= 60:
                 hits, prompts = hits + len(hit) * 16, prompts + len(ids)
             live[seat].hear(words.text(words.draw(ids, ask.max_tokens)), len(ids))
             if live[seat].over:

@@ -25,8 +25,12 @@ LADDER = ("ideal_tokens", "held_tokens", "selected_tokens", "hit_tokens")
 class Feeder:
     """A sink that hands a collector's fold everything that happened, a turn at a time, and closes requests as time passes."""
 
-    def __init__(self, slots: int = 1 << 12, recent_events: int = 1 << 16, recent_hashes: int = 1 << 20, turn_s: float = TURN_S) -> None:
-        self.fold = Fold(Residency(recent_events, recent_hashes, slots), contents=ContentIndex())
+    def __init__(
+        self, slots: int = 1 << 12, recent_events: int = 1 << 16, recent_hashes: int = 1 << 20, past: int = 1 << 18, turn_s: float = TURN_S
+    ) -> None:
+        """past: blocks whose history is exact; the usual budgets take longer to touch than a small fleet to play."""
+        state = Residency(recent_events, recent_hashes, slots, ghosts=past, seen=past, filtered=past)
+        self.fold = Fold(state, contents=ContentIndex())
         self.told: dict[str, Attributed] = {}
         self.rows: dict[str, dict[str, Any]] = {}
         self._turn_s = turn_s

@@ -29,11 +29,15 @@ def records(fleet: Fleet) -> Iterator[tuple[float, str, bytes]]:
     return iter(sorted(out, key=lambda r: r[0]))
 
 
+def small() -> Residency:
+    return Residency(1 << 12, 1 << 14, 256, ghosts=1 << 12, seen=1 << 12, filtered=1 << 12)
+
+
 def told(fleet: Fleet, seed: int, restarts: float = 0.0) -> tuple[dict[str, Attributed], Fold]:
     """Fed in slices of random length, each told as far as time has come, now and then with a restart."""
     rng = random.Random(seed)
     contents = ContentIndex()
-    fold = Fold(Residency(1 << 12, 1 << 14, 256), lateness_s=0.1, contents=contents)
+    fold = Fold(small(), lateness_s=0.1, contents=contents)
     offset, out, taken = 0, [], []
     todo = list(records(fleet))
     while todo:
@@ -57,7 +61,7 @@ def told(fleet: Fleet, seed: int, restarts: float = 0.0) -> tuple[dict[str, Attr
 def restarted(fold: Fold, contents: ContentIndex, taken: list[tuple[str, StoredRecord]]) -> Fold:
     """The same again, as after a crash just after a commit: small state, cache state, and the records of open requests read again."""
     waiting = fold.join.waiting()
-    fresh = Fold(Residency(1 << 12, 1 << 14, 256), lateness_s=0.1, contents=contents)
+    fresh = Fold(small(), lateness_s=0.1, contents=contents)
     fresh.load(fold.save())
     fresh.restore(fold.counters, [], json.loads(json.dumps(fold.spans())))
     for name in (DECISIONS, OUTCOMES):

@@ -18,7 +18,9 @@ AT = 1000.0
 
 
 def state_of(*batches: KvBatch, **sizes: int) -> Residency:
-    state = Residency(**({"recent_events": 1024, "recent_hashes": 4096, "slots": 64} | sizes))
+    state = Residency(
+        **({"recent_events": 1024, "recent_hashes": 4096, "slots": 64, "ghosts": 1000, "seen": 1000, "filtered": 1000} | sizes)
+    )
     numbers: dict[WorkerId, int] = {}
     for b in batches:
         if b.source not in numbers:

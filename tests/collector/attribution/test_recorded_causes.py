@@ -29,7 +29,7 @@ Block = tuple[str, bytes]
 
 def told(folder: str) -> list[Attributed]:
     """Each run alone: its workers know nothing of the other runs."""
-    fold, end_s = Fold(Residency(1 << 14, 1 << 16)), 0.0
+    fold, end_s = Fold(Residency(1 << 14, 1 << 16, ghosts=1 << 16, seen=1 << 16, filtered=1 << 16)), 0.0
     values = [(KV_EVENTS, record) for _, records in kv_records(folder) for record in records]
     for d, o in requests(folder):
         values += [(DECISIONS, d.model_dump_json().encode()), (OUTCOMES, o.model_dump_json().encode())]

@@ -40,7 +40,7 @@ class Told:
     """A fold that is fed by hand."""
 
     def __init__(self, costs: Any = None) -> None:
-        self.fold = Fold(Residency(1 << 8, 1 << 10, 64), lateness_s=0.1, costs=costs)
+        self.fold = Fold(Residency(1 << 8, 1 << 10, 64, ghosts=1 << 12, seen=1 << 12, filtered=1 << 12), lateness_s=0.1, costs=costs)
         self._offset = 0
         self._seq: dict[WorkerId, int] = {}
         for who in (A, B):
