@@ -581,7 +581,10 @@ class Fold:
         """Finds the own stores of a worker's requests, those in flight included."""
         rank_of = {q.request_id: r.rank for q in running if (r := self.join.open.get(q.request_id)) is not None}
         for rank, numbers in self._by_rank(ranks).items():
-            group = [q for q in running if rank_of[q.request_id] == rank]
+            if len(ranks) == 1 and rank is None:
+                continue  # the one rank's: in one call, else each call forgets what the other one's requests wait for
+            wanted = {rank, None} if len(ranks) == 1 else {rank}
+            group = [q for q in running if rank_of[q.request_id] in wanted]
             assign(self.residency, numbers, group, self._tolerance_s, self._stores)
             for q in group:
                 other = self.join.open.get(q.request_id)
