@@ -368,15 +368,16 @@ class Fold:
 
     # requests
 
-    def settle(self, kv_complete_s: float, requests_passed_s: float, requests_complete_s: float) -> None:
+    def settle(self, kv_complete_s: float, requests_passed_s: float, requests_complete_s: float, kv_passed_s: float | None = None) -> None:
         """Tells hits and closes rows. All unix seconds.
 
         *_complete_s: all records written before were received (kv: of worker-load, too); requests_passed_s: all requests that started or
-        ended before are known.
+        ended before are known; kv_passed_s: likewise events of all workers (default: kv_complete_s).
         A hit is told only after both its worker's events and other requests' decisions have passed its end: they may have older claims.
         That nothing more came is no news of a bridge that is gone: its word from after the end is waited for, else the hit stays untold.
         """
-        before_s = min(kv_complete_s, requests_passed_s) - self._lateness_s
+        kv_passed_s = kv_complete_s if kv_passed_s is None else max(kv_complete_s, kv_passed_s)
+        before_s = min(kv_passed_s, requests_passed_s) - self._lateness_s
         self._horizon_s = max(self._horizon_s, before_s)
         if before_s >= self._looked_s + LOOK_S:
             self._looked_s = before_s
@@ -410,7 +411,7 @@ class Fold:
                         self._attribute(r, told.SILENT)
                         self._count(r)
                         done.append(r)
-                elif min(passed_s, requests_passed_s) > known_s + self._lateness_s:
+                elif min(passed_s, kv_passed_s, requests_passed_s) > known_s + self._lateness_s:
                     due.setdefault(key, []).append(r)
         if due:
             self._tell(due)

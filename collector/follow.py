@@ -154,6 +154,12 @@ class Follower:
         topic = self.settings.topic_prefix + name
         return min((self._complete_s.get(part, 0.0) for part in self.positions if part[0] == topic), default=0.0)
 
+    def kv_passed(self) -> float:
+        """All KV events of before this moment were received; while a backlog is read, by when its records were written."""
+        topic = self.settings.topic_prefix + KV_EVENTS
+        parts = [p for p in self.positions if p[0] == topic]
+        return min((max(self._complete_s.get(p, 0.0), self.stream_time_s.get(p, 0.0)) for p in parts), default=0.0)
+
     def passed(self) -> float:
         """All decisions and outcomes of requests before this moment were received; while a backlog is read, by what the records say."""
         topics = {self.settings.topic_prefix + DECISIONS, self.settings.topic_prefix + OUTCOMES}

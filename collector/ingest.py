@@ -234,7 +234,8 @@ class Collector:
         if not self.fold.again and self.follow.positions:
             self._replay()
             requests_s = min(self.follow.complete(DECISIONS), self.follow.complete(OUTCOMES))
-            self.fold.settle(min(self.follow.complete(KV_EVENTS), self.follow.complete(WORKER_LOAD)), self.follow.passed(), requests_s)
+            kv_s = min(self.follow.complete(KV_EVENTS), self.follow.complete(WORKER_LOAD))
+            self.fold.settle(kv_s, self.follow.passed(), requests_s, self.follow.kv_passed())
         if now_s >= self._next_commit_s or self.fold.pending_bytes > PENDING_BYTES:
             self._commit_and_publish()
         elif got < self.settings.poll_records // 8:
@@ -542,6 +543,7 @@ def run(settings: CollectorSettings) -> int:
         stream = open_stream(settings.stream)
     except BadStreamUrl as e:
         raise SettingsError(f"setting `stream`: {e}") from e
+    settings.cost_model()  # what is wrong in the fleet file is said at once, not after the kernels are compiled
     warm_up(log.info)  # before signals wait for the end of a turn: a minute would be too long, and nothing is begun yet
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

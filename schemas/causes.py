@@ -50,7 +50,7 @@ MEANING = MappingProxyType(
         Cause.LOAD_BYPASS: "another worker held it, but this one was cheaper",
         Cause.CLEARED: "lost by a clear, a restart or an event gap of this worker",
         Cause.EVICTED: "evicted from this worker",
-        Cause.EVICTED_ELSEWHERE: "was only ever on other workers, and is evicted there",
+        Cause.EVICTED_ELSEWHERE: "was only ever on other workers, and is gone there: evicted, or lost with a restart of theirs",
         Cause.UNEXPLAINED: "not told: an event gap, a report that the events do not explain, or no report at all",
     }
 )

@@ -152,6 +152,10 @@ class Times:
             "forgotten_s": np.array([self.forgotten_s]),
         }
 
+    def lower(self, state: Residency, first: int, head: int, low_hash: int, newest_s: float) -> None:
+        """Stores in ring events [first, head) that happened before what is known of their block. newest_s: no time known is later."""
+        _lower(self._young, self._old, state.ring, state.ring_hashes, first, head, low_hash, newest_s)
+
     def load(self, saved: Mapping[str, npt.NDArray[Any]]) -> None:
         tables = []
         for name, slots in zip(("young", "old"), saved["sizes"].tolist(), strict=True):
@@ -221,12 +225,14 @@ def _on(pool: str, worker: str, rank: int | None, chain: U64) -> U64:
 class News:
     """When blocks were first stored anywhere: of the last ones, so that "had it been stored before t" can be asked a little later.
 
-    Reads each event of the ring once.
+    Reads each event of the ring once. Events of workers whose records lie in different partitions may be applied out of the order of time,
+    most of all while a backlog is read: the earliest of a block's stores counts, whichever was applied first.
     """
 
     def __init__(self, slots: int = NEWS) -> None:
         self._times = Times(slots)
         self._next = 0
+        self._newest_s = -np.inf
         self._missed_s = -np.inf
 
     def follow(self, state: Residency) -> None:
@@ -243,6 +249,8 @@ class News:
         keys, times = np.empty(n, np.uint64), np.empty(n)
         _news(state.ring, state.ring_hashes, state.ring_prior, self._next, head, low_hash, keys, times)
         self._times.put(keys, times)
+        self._newest_s = max(self._newest_s, float(times.max(initial=-np.inf)))
+        self._times.lower(state, self._next, head, low_hash, self._newest_s)
         self._next = head
 
     def known_since(self, state: Residency, since_s: float) -> None:
@@ -273,6 +281,23 @@ class News:
 
     def held_bytes(self) -> int:
         return self._times.held_bytes()
+
+
+@numba.njit(cache=True)
+def _lower(young, old, ring, ring_hashes, first, head, low_hash, newest_s):  # type: ignore[no-untyped-def]
+    for at in range(first, head):
+        e = ring[at & (len(ring) - 1)]
+        if e["kind"] != _STORED or e["start"] < low_hash or e["time_s"] >= newest_s:
+            continue
+        when = np.uint64(max(e["time_s"] * 1e6, 0.0)) + np.uint64(1)
+        for k in range(np.int64(e["count"])):
+            key = ring_hashes[(e["start"] + k) & (len(ring_hashes) - 1)]
+            i = _find(young, key)
+            if young[i, 1] != 0:
+                young[i, 1] = min(young[i, 1], when)
+            i = _find(old, key)
+            if old[i, 1] != 0:
+                old[i, 1] = min(old[i, 1], when)
 
 
 EMPTY_KEYS, EMPTY_TIMES = np.empty(0, np.uint64), np.empty(0)

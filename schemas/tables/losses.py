@@ -156,7 +156,8 @@ PREFIXES = table(
 REUSE_CURVES = table(
     "reuse_curves",
     "What hit rate a cache of another size or lifetime would have had, from stack distances of the window's requests over all that came "
-    "before. A curve of one worker holds for today's routing only.",
+    "before. A curve of one worker holds for today's routing only. Prompts are all that counts: blocks that decoding filled are new to the "
+    "curve when the next prompt has them, and so engines can hit a little more than even an endless cache here.",
     ("window_start", "TIMESTAMP", "Start of the window."),
     ("window_s", "UINTEGER", "Length of the window, seconds."),
     ("pool", "VARCHAR", "Pool."),

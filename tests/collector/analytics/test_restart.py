@@ -33,7 +33,9 @@ def written(folder: Path, sessions: int) -> Iterator[Stream]:
     traffic = AgentTraffic(start_s=s, spread_s=60.0, sessions=sessions, think_s=4.0, seed=3, stamps=(Stamp(s + 30, "agent-0"),))
     spec = FleetSpec(workers=3, engine=EngineSpec(block_size=16, capacity_blocks=700), seed=3)
     with open_stream(f"local:{folder / 'stream.sqlite'}?durability=process") as stream:
-        stream.ensure_topics([replace(t, retention_s=None) for t in topic_specs("", 1)])  # the fleet's time may be long ago
+        stream.ensure_topics(
+            [replace(t, retention_s=None) for t in topic_specs("", 4)]
+        )  # its time may be long ago; 4: not read in its order
         writer = stream.writer()
         Fleet(spec, to_stream(writer)).run(
             traffic.flows(), [Restart(s + 50, "w1"), UsePolicy(s + 70, "round_robin"), UsePolicy(s + 90, "cost")], until_s=s + 400

@@ -84,6 +84,26 @@ def test_what_had_been_stored_before_a_moment_is_known_until_it_is_forgotten() -
     assert news.seen_before(state, chain, 99.0) == 4
 
 
+def test_of_stores_that_are_applied_out_of_the_order_of_time_the_earliest_counts() -> None:
+    first, second = WorkerId("p", "a", 0), WorkerId("p", "b", 0)
+    state, news = Residency(1 << 8, 1 << 10, 64), News(1 << 8)
+    numbers = {first: state.worker(), second: state.worker()}
+
+    def put(who: WorkerId, seq: int, time_s: float, hashes: list[int]) -> None:
+        kind = event(Kind.STORED, hashes) if seq else event(Kind.EPOCH_STARTED, flags=COMPLETE)
+        state.apply(unpack([encode(batch(who, 1, seq, time_s, kind))]), np.array([numbers[who]], np.int32))
+
+    for who in numbers:
+        put(who, 0, 1.0, [])
+    put(first, 1, 20.0, [1, 2, 3])  # its partition is read first
+    news.follow(state)
+    put(second, 1, 10.0, [1, 2])
+    put(second, 2, 30.0, [3])
+    news.follow(state)
+    chain = np.array([1, 2, 3], np.uint64)
+    assert [news.seen_before(state, chain, t) for t in (9.0, 10.0, 19.0, 20.0, 40.0)] == [0, 2, 2, 3, 3]
+
+
 def test_after_lost_batches_a_block_tells_of_those_before_it() -> None:
     who = WorkerId("p", "w", 0)
     state, news = Residency(1 << 8, 1 << 10, 64), News(1 << 8)
