@@ -68,7 +68,8 @@ PENDING_BYTES = 128 << 20  # uncommitted kv_events rows and dead letters beyond 
 IDLE_PUBLISHES = 5  # with nothing new, a file is published every so many intervals, so that `published_at` stays fresh
 GATHER_S = 0.03  # pause after a small poll, so that records are taken in slices worth a compiled call
 LIVE_EVERY_S = 5.0  # age of the analyses' open windows in the published file
-COUNT_EVERY_S = 60.0  # of what the caches hold, which reads the whole table
+COUNT_EVERY_S = 10.0  # of what the caches hold, which reads the whole table: less often where that takes long
+COUNT_SHARE = 0.01  # of the time, at most
 JOURNALS = (JOURNAL, CONTENTS)
 JOURNAL_BYTES = 64 << 20  # a checkpoint is due then, if it is smaller itself
 UPKEEP_S = 60.0  # for what is under way when the collector stops
@@ -107,7 +108,7 @@ class Collector:
         self._saved_blocks, self._saved_bytes, self._saved_at_s = 0, 0, 0.0
         self._live_tables: dict[int, dict[str, pa.Table]] = {}
         self._live_rows: dict[str, pa.Table] = {}
-        self._live_rows_at_s, self._counted_at_s = -math.inf, 0.0
+        self._live_rows_at_s, self._counted_at_s, self._count_next_s = -math.inf, 0.0, 0.0
         self._replay_after: int | None = None
         self._lock: FolderLock | None = None
         self._in_commit: tuple[Commit, list[int]] | None = None
@@ -304,9 +305,11 @@ class Collector:
         if closing:
             outputs |= self._published_buckets(closing)
         analyses, contents = self.core.analyses, self.core.contents
-        if now_s - self._counted_at_s >= COUNT_EVERY_S or now_s < self._counted_at_s:
-            self._counted_at_s = now_s
+        if not self._counted_at_s <= now_s < self._count_next_s:
+            counting = time.perf_counter()
             self.core.count_held()
+            self._counted_at_s = now_s
+            self._count_next_s = now_s + max(COUNT_EVERY_S, (time.perf_counter() - counting) / COUNT_SHARE)
         analyses.take(fold.take_told())
         analyses.close(min(newest_complete - self.settings.bucket_close_s, fold.oldest_open_s()))
         outputs |= {table: from_rows(SCHEMAS[table], rows) for table, rows in analyses.outputs().items()}

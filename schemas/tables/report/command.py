@@ -22,8 +22,11 @@ from schemas.tables.report.as_html import html
 from schemas.tables.report.as_text import text
 from schemas.tables.report.facts import Facts, facts_of
 from schemas.tables.report.words_of import page_of
+from schemas.tables.terminal import printable
 
 EXIT_TROUBLE = 1
+_POOLS = "SELECT DISTINCT pool FROM (SELECT pool FROM workers UNION ALL SELECT pool FROM worker_10s) WHERE pool IS NOT NULL ORDER BY pool"
+_NAMED = 10
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)")
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _LONGEST_S = 100 * 366 * 86400.0
@@ -86,9 +89,18 @@ def read(settings: ReportSettings, now: datetime) -> Facts:
         since = moment(settings.since, until)
         if since >= until:
             raise ValueError(f"setting `since`: {since} is not before the end, {until} (UTC)")
+        if settings.pool is not None:
+            _check_pool(settings.pool, [p for (p,) in at.execute(_POOLS).fetchall()])
         return facts_of(at, since, until, settings.pool, now, settings.top)
     finally:
         connection.close()
+
+
+def _check_pool(pool: str, known: list[str]) -> None:
+    """Where no pool is known there is nothing to say, and the report says that. Raises ValueError for one that is not among them."""
+    if known and pool not in known:
+        some = ", ".join(printable(p) for p in known[:_NAMED]) + (" ..." if len(known) > _NAMED else "")
+        raise ValueError(f"setting `pool`: there is no pool {printable(pool)}; there are {some}")
 
 
 def _end(now: datetime, watermark: datetime | None) -> datetime:

@@ -19,7 +19,7 @@ from schemas.causes import Cause
 from schemas.tables.read import FILE_NAME
 from schemas.tables.report.as_html import html
 from schemas.tables.report.as_text import text
-from schemas.tables.report.command import ReportSettings, moment, read
+from schemas.tables.report.command import ReportSettings, moment, read, run
 from schemas.tables.report.facts import QUESTIONS, question
 from schemas.tables.report.sections import Cell, Grid, Page, Section
 from schemas.tables.report.words_of import page_of
@@ -129,6 +129,11 @@ def test_the_whole_story_is_told_with_numerators_denominators_and_what_is_not_kn
         "Set aside: 1 record of decisions: no worker",
     ):
         assert part in words, part
+
+
+def test_a_pool_that_is_not_there_is_told_with_those_that_are(full: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(ReportSettings(db=full, pool="codre\x1b")) == 1
+    assert capsys.readouterr().err == "warmwatch report: setting `pool`: there is no pool codre\\x1b; there are coder, other\n"
 
 
 def test_one_pool_alone_can_be_asked_for(full: Path) -> None:
