@@ -132,7 +132,7 @@ def test_the_whole_story_is_told_with_numerators_denominators_and_what_is_not_kn
 
 
 def test_a_pool_that_is_not_there_is_told_with_those_that_are(full: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(ReportSettings(db=full, pool="codre\x1b")) == 1
+    assert run(ReportSettings(data_dir=full, pool="codre\x1b")) == 1
     assert capsys.readouterr().err == "warmwatch report: setting `pool`: there is no pool codre\\x1b; there are coder, other\n"
 
 
