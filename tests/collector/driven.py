@@ -16,7 +16,8 @@ from schemas.stream import Stream
 from schemas.tables.read import FILE_NAME, open_published
 
 SMALL = {"recent_events": 1 << 14, "recent_hashes": 1 << 16, "publish_interval_s": 0.05, "min_free_bytes": 0,
-    "lateness_s": 0.02,
+    "lateness_s": 0.02, "ghost_blocks": 1 << 14, "seen_blocks": 1 << 14, "filter_blocks": 1 << 17, "content_entries": 1 << 14,
+    "reuse_blocks": 1 << 14,
          "keep_s": 1e12, "kv_events_keep_s": 1e12, "stale_after_s": 1e12, "blind_after_s": 1e12}  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from schemas.tables.read import FILE_NAME, open_published
 
-SECONDS = 20
+SECONDS = 15
 LIMIT_S = 300
 """For a demo that should be through in a minute: the machine may have much else to do."""
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
@@ -74,15 +74,6 @@ def test_every_request_is_accounted_for_over_kafka(tmp_path, kafka):
     assert status == 0, out
     assert "Every one is accounted for" in out
     check_published(tmp_path / "demo")
-
-
-def test_the_cost_policy_hits_more_than_round_robin_on_the_same_traffic(tmp_path):
-    hit = {}
-    for policy in ("cost", "round_robin"):
-        status, out = run_demo(tmp_path / policy, "--seconds", str(SECONDS), "--no-incidents", "--policy", policy, "--compare-with", "")
-        assert status == 0, out
-        ((hit[policy],),) = ask(tmp_path / policy, "SELECT sum(cached_tokens) / sum(reported_prompt_tokens) FROM worker_10s")
-    assert hit["cost"] > hit["round_robin"] + 0.1
 
 
 def test_ctrl_c_stops_everything_and_loses_nothing(tmp_path):

@@ -89,6 +89,14 @@ def test_round_robin_is_misrouting_by_the_cost_model(played):
     assert lost(folder, "misrouted", 0, begin - 1) < during
 
 
+def test_the_cost_policy_hits_more_than_round_robin(played):
+    folder, _ = played
+    hits = dict(
+        ask(folder, "SELECT policy, sum(cached_tokens) / sum(prompt_tokens) FROM requests WHERE cached_tokens IS NOT NULL GROUP BY 1")
+    )
+    assert hits["cost"] > hits["round_robin"] + 0.1
+
+
 def test_lost_event_frames_are_said_and_explained_by_nothing_else(played):
     folder, _ = played
     assert ask(folder, "SELECT DISTINCT worker FROM changes WHERE kind = 'gap'") == [("w0",)]
